@@ -9,10 +9,12 @@ import json
 import logging
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
 logger = logging.getLogger(__name__)
@@ -44,7 +46,8 @@ class BackboneFamily:
     default_block_length: int | None = None
 
 
-# By upstream `model_type`. Sources: JetAstra/SDAR (generate.py, README: `-b8`, `-b16`, … name the block length, else 4).
+# By upstream `model_type`. Source of SDAR's row: JetAstra/SDAR, generate.py and README (`-b8`, `-b16`, … in a model's
+# name are its block length, which is 4 otherwise).
 FAMILIES: dict[str, BackboneFamily] = {
     "qwen3": BackboneFamily("qwen3", "block_causal", logit_shift=False),
     "sdar": BackboneFamily(
@@ -109,6 +112,54 @@ def resolve_backbone(
     )
 
 
+def load_backbone(
+    name_or_path: str | os.PathLike[str],
+    config: PreTrainedConfig,
+    *,
+    dtype: torch.dtype | str | None,
+    device_map: Any,
+    attn_implementation: str | None,
+) -> PreTrainedModel:
+    """Load a backbone's safetensors weights into the native class of `config`.
+
+    Raises:
+        ValueError: if there are none, or they do not fit `config`.
+    """
+    where = f"the weights of backbone {os.fspath(name_or_path)!r}"
+    try:
+        backbone, info = AutoModelForCausalLM.from_pretrained(
+            name_or_path,
+            config=config,
+            dtype=dtype,
+            device_map=device_map,
+            attn_implementation=attn_implementation,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `check_loaded` says it in one sentence
+        )
+    except OSError as error:
+        raise ValueError(f"{where} cannot be read: there must be safetensors files beside its config.json.") from error
+    check_loaded(info, where, "take config.json and weights from the same place.")
+    return backbone
+
+
+def check_loaded(info: dict[str, Any], where: str, remedy: str, allow_mismatch: bool = False) -> None:
+    """Raise a `ValueError` if a load left tensors out or met other shapes, instead of initialising them in silence."""
+    if info["mismatched_keys"] and not allow_mismatch:
+        name, found, wanted = sorted(info["mismatched_keys"])[0]
+        raise ValueError(
+            f"{where} do not fit its config.json: {name} has shape {tuple(found)} instead of {tuple(wanted)}; {remedy}"
+        )
+    if info["missing_keys"]:
+        raise ValueError(f"{where} do not fit its config.json: {_first(info['missing_keys'])} missing; {remedy}")
+
+
+def _first(names: Iterable[str]) -> str:
+    """The first of some tensor names, and how many more there are."""
+    first, *more = sorted(names)
+    return f"{first} and {len(more)} more tensors are" if more else f"{first} is"
+
+
 def read_config_fields(name_or_path: str) -> dict[str, Any]:
     """The fields of a backbone's `config.json`, unchanged.
 
@@ -116,7 +167,7 @@ def read_config_fields(name_or_path: str) -> dict[str, Any]:
         ValueError: if there is none or it names no `model_type`.
     """
     looks_local = os.path.isabs(name_or_path) or name_or_path.startswith((".", "~")) or name_or_path.count("/") != 1
-    if looks_local and not os.path.exists(name_or_path):
+    if looks_local and not os.path.isdir(name_or_path):
         raise ValueError(f"`name_or_path` is {name_or_path!r}, but there is no such folder: check the path.")
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name_or_path)

@@ -1,7 +1,7 @@
 """What a checkpoint folder holds besides weights: the Python files that load it, and how everything gets there.
 
-The files of `modeling/` and `generation/` lie side by side in a checkpoint, because transformers copies remote code flat
-and follows only single-dot relative imports. Everything here works from the installed package and from such a flat
+The files of `modeling/` and `generation/` lie side by side in a checkpoint, because transformers copies remote code
+flat and follows only single-dot relative imports. Everything here works from the installed package and from such a flat
 folder alike, so that a checkpoint loaded by `trust_remote_code` can be saved again.
 """
 

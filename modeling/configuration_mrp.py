@@ -32,7 +32,7 @@ class MRPConfig(PreTrainedConfig):
         logit_shift (`bool`, *optional*, defaults to `False`):
             Whether token i is predicted by the hidden state at i - 1.
         mrp_prediction (`str`, *optional*, defaults to `"residual"`):
-            `"residual"`: the head predicts what is added to the backbone's logits; `"direct"`: the next logits themselves.
+            `"residual"`: the head predicts what is added to the backbone's logits; `"direct"`: the next logits.
         mrp_head_trained (`bool`, *optional*, defaults to `False`):
             Set by training. Speculative decoding drafts with a trained head only, unless the head is asked for by name.
         mrp_initializer_range (`float`, *optional*, defaults to 0.02):
@@ -42,6 +42,7 @@ class MRPConfig(PreTrainedConfig):
 
     Raises:
         ValueError: for a value that cannot work, naming the argument, the value and the remedy.
+        NotImplementedError: for bidirectional attention and shifted logits.
     """
 
     model_type = "mrp"
@@ -94,13 +95,23 @@ class MRPConfig(PreTrainedConfig):
             raise ValueError(
                 f"`attention_pattern` must be one of {ATTENTION_PATTERNS}, got {self.attention_pattern!r}."
             )
+        if self.attention_pattern == "bidirectional":
+            raise NotImplementedError('`attention_pattern="bidirectional"` is not supported yet.')
         if self.mrp_prediction not in PREDICTIONS:
             raise ValueError(f"`mrp_prediction` must be one of {PREDICTIONS}, got {self.mrp_prediction!r}.")
         for name in ("logit_shift", "mrp_head_trained"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"`{name}` must be True or False, got {getattr(self, name)!r}.")
+        if self.logit_shift:
+            raise NotImplementedError("`logit_shift=True` is not supported yet.")
         if not self.mrp_initializer_range > 0:
             raise ValueError(f"`mrp_initializer_range` must be above 0, got {self.mrp_initializer_range!r}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = super().to_dict()
+        # Where the backbone was read from stands in `backbone_name_or_path` alone.
+        fields["backbone_config"].pop("_name_or_path", None)
+        return fields
 
     # What trainers, caches and resizing ask of any language model's config is the backbone's.
 

@@ -15,6 +15,9 @@ class MRPHead(PreTrainedModel):
 
     Args:
         config (`PreTrainedConfig`): the head's config, from `MRPHead.config_for`.
+
+    Linear layers start from a normal distribution of standard deviation `config.initializer_range`, norms from 1: the
+    backbone architecture's own initialisation.
     """
 
     supports_gradient_checkpointing = True
@@ -36,8 +39,10 @@ class MRPHead(PreTrainedModel):
         self.post_init()
 
     @staticmethod
-    def config_for(backbone_config: PreTrainedConfig, num_layers: int, initializer_range: float) -> PreTrainedConfig:
-        """The backbone's config with `num_layers` layers of full attention, its own initialisation and no vocabulary.
+    def config_for(
+        backbone_config: PreTrainedConfig, num_layers: int, initializer_range: float, dtype: torch.dtype
+    ) -> PreTrainedConfig:
+        """The backbone's config with `num_layers` layers of full attention, another initialisation and no vocabulary.
 
         Full attention, because every mask is given explicitly.
         """
@@ -45,6 +50,7 @@ class MRPHead(PreTrainedModel):
         config.num_hidden_layers = num_layers
         config.layer_types = ["full_attention"] * num_layers
         config.initializer_range = initializer_range
+        config.dtype = dtype
         config.vocab_size = 1
         config.pad_token_id = config.bos_token_id = config.eos_token_id = None
         return config

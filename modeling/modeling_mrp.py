@@ -13,7 +13,7 @@ from transformers.utils import ModelOutput
 from ..generation.configuration_generation_mrp import MRPGenerationConfig
 from ..generation.generation_mrp import MRPGenerationMixin
 from ..generation.masks_mrp import CLEAN, PADDING, additive, block_causal_visibility
-from .backbones_mrp import resolve_backbone
+from .backbones_mrp import check_loaded, load_backbone, resolve_backbone
 from .checkpoint_mrp import AUTO_MAP, staged, write_code
 from .configuration_mrp import CODE_VERSION, MRPConfig
 from .head_mrp import MRPHead
@@ -21,14 +21,8 @@ from .head_mrp import MRPHead
 logger = logging.getLogger(__name__)
 
 # Settings of `MRPConfig` that `from_backbone` takes by name; the others follow from the backbone.
-OVERRIDES = (
-    "mask_token_id",
-    "block_length",
-    "attention_pattern",
-    "logit_shift",
-    "mrp_prediction",
-    "mrp_initializer_range",
-)
+BACKBONE_OVERRIDES = ("mask_token_id", "block_length", "attention_pattern", "logit_shift")
+HEAD_OVERRIDES = ("mrp_prediction", "mrp_initializer_range")
 ATTENTION_IMPLEMENTATIONS = ("sdpa", "eager")
 
 
@@ -71,19 +65,20 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
 
     def __init__(self, config: MRPConfig, backbone: PreTrainedModel | None = None):
         config.check_values()
-        if config.attention_pattern != "block_causal":
-            raise NotImplementedError(f"attention_pattern={config.attention_pattern!r} is not supported yet.")
-        if config.logit_shift:
-            raise NotImplementedError("logit_shift=True is not supported yet.")
         super().__init__(config)
-        self.backbone = AutoModelForCausalLM.from_config(config.backbone_config) if backbone is None else backbone
-        config.backbone_config = self.backbone.config
+        if backbone is None:
+            backbone = AutoModelForCausalLM.from_config(config.backbone_config)
+        else:
+            for module in backbone.modules():
+                module._is_hf_initialized = True  # else `post_init` draws replaced modules (resized embeddings) anew
+        self.backbone = backbone
+        config.backbone_config = backbone.config
         self.mrp_head: MRPHead | None = None
         if config.num_mrp_layers > 0:
             head_config = MRPHead.config_for(
-                config.backbone_config, config.num_mrp_layers, config.mrp_initializer_range
+                backbone.config, config.num_mrp_layers, config.mrp_initializer_range, backbone.dtype
             )
-            self.mrp_head = MRPHead(head_config)
+            self.mrp_head = MRPHead._from_config(head_config)
         self.post_init()
         self._freeze_backbone()
 
@@ -128,54 +123,49 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
                 block length open.
             TypeError: for an unknown keyword.
         """
-        unknown = sorted(set(overrides) - set(OVERRIDES))
+        unknown = sorted(set(overrides) - {*BACKBONE_OVERRIDES, *HEAD_OVERRIDES})
         if unknown:
-            raise TypeError(f"from_backbone() does not take {unknown}; it takes {sorted(OVERRIDES)}.")
-        own_settings = {name: overrides.pop(name) for name in OVERRIDES[4:] if name in overrides}
-        loaded = isinstance(name_or_path_or_model, PreTrainedModel)
-        if loaded and not (dtype is None and device_map is None and attn_implementation is None):
-            raise ValueError(
-                "`dtype`, `device_map` and `attn_implementation` are for a backbone that is loaded by name; "
-                "set them on the model that you pass."
-            )
+            raise TypeError(f"from_backbone() does not take {unknown}; it takes {BACKBONE_OVERRIDES + HEAD_OVERRIDES}.")
         if attn_implementation not in (None, *ATTENTION_IMPLEMENTATIONS):
             raise ValueError(
                 f"`attn_implementation` must be one of {ATTENTION_IMPLEMENTATIONS}, got {attn_implementation!r}."
             )
-        source = name_or_path_or_model.config if loaded else name_or_path_or_model
-        resolved = resolve_backbone(source, **overrides)
+        backbone = source = name_or_path_or_model
+        if isinstance(backbone, PreTrainedModel):
+            if not (dtype is None and device_map is None and attn_implementation is None):
+                raise ValueError(
+                    "`dtype`, `device_map` and `attn_implementation` are for a backbone that is loaded by name: "
+                    "set them on the model that you pass."
+                )
+            source = backbone.config
+        elif not isinstance(backbone, str | os.PathLike):
+            raise TypeError(
+                f"`name_or_path_or_model` must be a name, a path or a model of transformers, got {type(backbone)}."
+            )
+        resolved = resolve_backbone(source, **{name: overrides.get(name) for name in BACKBONE_OVERRIDES})
         config = MRPConfig(
             backbone_config=resolved.config,
-            backbone_name_or_path=resolved.config.name_or_path or None if loaded else os.fspath(source),
+            backbone_name_or_path=backbone.name_or_path if source is not backbone else os.fspath(source),
             num_mrp_layers=num_mrp_layers,
             mask_token_id=resolved.mask_token_id,
             block_length=resolved.block_length,
             attention_pattern=resolved.attention_pattern,
             logit_shift=resolved.logit_shift,
-            **own_settings,
+            **{name: overrides[name] for name in HEAD_OVERRIDES if name in overrides},
         )
-        if loaded:
-            backbone = name_or_path_or_model
-        else:
-            backbone, loading = AutoModelForCausalLM.from_pretrained(
+        if source is backbone:
+            backbone = load_backbone(
                 source,
-                config=resolved.config,
+                resolved.config,
                 dtype=dtype,
                 device_map=device_map,
                 attn_implementation=attn_implementation,
-                use_safetensors=True,
-                output_loading_info=True,
             )
-            if loading["missing_keys"]:
-                raise ValueError(
-                    f"the weights of backbone {os.fspath(source)!r} lack {_first(loading['missing_keys'])}: "
-                    "they do not fit its config.json."
-                )
         config.dtype = backbone.dtype
         config._attn_implementation = backbone.config._attn_implementation
         model = cls(config, backbone=backbone)
         if model.mrp_head is not None:
-            model.mrp_head.to(device=model.get_output_embeddings().weight.device, dtype=backbone.dtype)
+            model.mrp_head.to(model.get_output_embeddings().weight.device)
         ids = ("bos_token_id", "eos_token_id", "pad_token_id")
         model.generation_config = MRPGenerationConfig(
             **{name: getattr(backbone.generation_config, name) for name in ids}
@@ -193,29 +183,24 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
                 initialised afresh in silence.
         """
         wants_info = kwargs.pop("output_loading_info", False)
-        # Mismatches are collected rather than raised natively, so that one sentence can say what does not fit.
         allow_mismatch = kwargs.pop("ignore_mismatched_sizes", False)
         model, info = super().from_pretrained(
-            pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+            pretrained_model_name_or_path,
+            *args,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `check_loaded` says it in one sentence
+            use_safetensors=True,
+            **kwargs,
         )
-        where = f"checkpoint {os.fspath(pretrained_model_name_or_path or '')!r}"
-        if info["mismatched_keys"] and not allow_mismatch:
-            name, found, wanted = sorted(info["mismatched_keys"])[0]
-            raise ValueError(
-                f"{where} does not fit its config.json: {name} has shape {tuple(found)}, but the config asks for "
-                f"{tuple(wanted)}; take config and weights from the same save."
-            )
-        if info["missing_keys"]:
-            raise ValueError(
-                f"{where} lacks {_first(info['missing_keys'])}, which its config.json asks for; take config and "
-                "weights from the same save, or attach a fresh head with `MRPForDiffusionLM.from_backbone`."
-            )
+        where = f"the weights of checkpoint {os.fspath(pretrained_model_name_or_path or '')!r}"
+        remedy = "take both from the same save, or attach a fresh head with `MRPForDiffusionLM.from_backbone`."
+        check_loaded(info, where, remedy, allow_mismatch)
         version = model.config.mrp_code_version
         if version != CODE_VERSION:
             logger.warning(
-                "%s was saved by version %s of the MRP code and is loaded by version %s; `refresh_code(folder)` of "
-                "`checkpoint_mrp` brings its Python files up to date.",
-                where,
+                "Checkpoint %r was saved by version %s of the MRP code and is loaded by version %s; "
+                "`refresh_code(folder)` of `checkpoint_mrp` brings its Python files up to date.",
+                pretrained_model_name_or_path,
                 version,
                 CODE_VERSION,
             )
@@ -229,7 +214,7 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         push_to_hub: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Write weights, configs and the Python files that load them, so that `trust_remote_code=True` needs no package.
+        """Write weights, configs and the Python files that load them by `trust_remote_code=True` without the package.
 
         Every file is complete before it takes its name. Arguments are those of `PreTrainedModel.save_pretrained`.
         """
@@ -239,8 +224,8 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         self.config.mrp_code_version = CODE_VERSION
         with staged(save_directory) as stage:
             super().save_pretrained(stage, is_main_process=is_main_process, **kwargs)
-        if is_main_process:
-            write_code(save_directory)
+            if is_main_process:
+                write_code(stage)
 
     def adjust_generation_fn(
         self,
@@ -367,8 +352,8 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         Args:
             input_ids (`Tensor` of shape (batch, length)): a denoising state.
             attention_mask (`Tensor`, *optional*):
-                (batch, length) padding mask, 1 on real tokens, from which positions and the block-causal mask follow; or
-                an additive (batch, 1, length, keys) mask of the model's dtype.
+                (batch, length) padding mask, 1 on real tokens, from which positions and the block-causal mask follow;
+                or an additive (batch, 1, length, keys) mask of the model's dtype.
             position_ids (`Tensor` of shape (batch, length), *optional*): by default counted over real tokens.
             revealed_ids (`Tensor` of shape (batch, length), *optional*): the state after the reveal.
             cache, mrp_cache (`Cache`, *optional*): caches of backbone and head; they need the 4D mask and positions.
@@ -388,23 +373,20 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         """Per-row positions and the additive 4D mask."""
         if attention_mask is not None and attention_mask.dim() == 4:
             if not attention_mask.is_floating_point():
-                raise ValueError(
-                    f"a 4D `attention_mask` must be additive floats, got {attention_mask.dtype}: make it with `additive`."
-                )
+                raise ValueError(f"a 4D `attention_mask` must be additive floats, got {attention_mask.dtype}.")
             if position_ids is None:
                 raise ValueError("a 4D `attention_mask` needs `position_ids`.")
             return position_ids, attention_mask
         if cache is not None:
             raise ValueError("`cache` needs a 4D `attention_mask` and `position_ids`.")
+        if attention_mask is not None and attention_mask.shape != input_ids.shape:
+            raise ValueError(
+                f"`attention_mask` has shape {tuple(attention_mask.shape)}: it must be that of `input_ids`, "
+                f"{tuple(input_ids.shape)}, or 4D."
+            )
         real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         if position_ids is None:
             position_ids = (real.cumsum(-1) - 1).clamp(min=0)
         copies = torch.where(real, CLEAN, PADDING)
         blocks = torch.where(real, position_ids // self.config.block_length, PADDING)
         return position_ids, additive(block_causal_visibility(copies, blocks), self.dtype)
-
-
-def _first(names: list[str] | set[str]) -> str:
-    """The first of some tensor names and how many more there are."""
-    first, *more = sorted(names)
-    return first if not more else f"{first} and {len(more)} more tensors"
