@@ -10,6 +10,8 @@ Several documents in one row need no further rule: number their blocks consecuti
 token's own document starts.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -48,3 +50,50 @@ def block_causal_visibility(
     earlier_clean = (key_copy == CLEAN) & (key_block < query_block)
     own_block = (key_copy == query_copy) & (key_block == query_block)
     return earlier_clean | own_block
+
+
+class Packing(NamedTuple):
+    """Where the tokens of one packed forward stand: ``[clean tokens not yet cached | candidate 1 | candidate 2 | ...]``."""
+
+    clean_columns: Tensor  # (rows, width): positions of the clean tokens; padded at the end
+    clean_lengths: Tensor  # (rows,): how many of them are real
+    position_ids: Tensor  # (rows, queries)
+    attention_mask: Tensor  # (rows, 1, queries, keys), additive
+
+
+def pack_candidates(
+    cached: Tensor, finished: Tensor, state_positions: Tensor, valid: Tensor, dtype: torch.dtype
+) -> Packing:
+    """Positions and mask of a forward that reads a cache and packs several candidates of each row's current block.
+
+    The forward's keys lie in the cache behind each row's own cached length, so key column j of a row is position j
+    while j is below that length and query j - length from there on.
+
+    Args:
+        cached (`Tensor` of shape (rows,)): tokens whose keys and values the cache holds.
+        finished (`Tensor` of shape (rows,)): tokens in finished blocks; those beyond `cached` ride along.
+        state_positions (`Tensor` of shape (rows, block_length)): positions of the current block.
+        valid (`Tensor` of shape (rows, candidates)): candidates that are real; the others become padding.
+        dtype (`torch.dtype`): dtype of the mask.
+    """
+    rows, candidates = valid.shape
+    block_length = state_positions.shape[1]
+    clean_lengths = finished - cached
+    width = int(clean_lengths.max())
+    clean_columns = cached[:, None] + torch.arange(width, device=cached.device)
+    clean_real = clean_columns < finished[:, None]
+
+    position_ids = torch.cat([clean_columns, state_positions.repeat(1, candidates)], dim=1)
+    own_copy = torch.arange(1, candidates + 1, device=cached.device).where(valid, PADDING)
+    copies = torch.cat(
+        [torch.where(clean_real, CLEAN, PADDING), own_copy.repeat_interleave(block_length, dim=1)], dim=1
+    )
+    blocks = torch.where(copies == PADDING, PADDING, position_ids // block_length)
+
+    columns = torch.arange(int(cached.max()) + copies.shape[1], device=cached.device).expand(rows, -1)
+    in_cache = columns < cached[:, None]
+    written = cached[:, None] + torch.arange(copies.shape[1], device=cached.device)
+    key_copies = torch.where(in_cache, CLEAN, PADDING).scatter(1, written, copies)
+    key_blocks = torch.where(in_cache, columns // block_length, PADDING).scatter(1, written, blocks)
+    visible = block_causal_visibility(copies, blocks, key_copies, key_blocks)
+    return Packing(clean_columns, clean_lengths, position_ids, additive(visible, dtype))
