@@ -29,9 +29,8 @@ class BlockCacheLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
+        if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
         columns = self.owner.write_columns(key_states.shape[-2])
         for store, new in ((self.keys, key_states), (self.values, value_states)):
             store.scatter_(2, columns[:, None, :, None].expand_as(new), new)
@@ -40,7 +39,6 @@ class BlockCacheLayer(CacheLayerMixin):
 
     def move(self, source: Tensor, target: Tensor, rows: Tensor) -> None:
         """Copy columns `source` to columns `target`, both (selected rows, columns), within the given rows."""
-        assert self.keys is not None and self.values is not None
         for store in (self.keys, self.values):
             store[rows[:, None], :, target] = store[rows[:, None], :, source]
 

@@ -26,7 +26,8 @@ DEFAULTS: dict[str, Any] = {
 # Remasking needs eager reveals to have something to take back.
 MODE_DEFAULTS: dict[str, dict[str, Any]] = {"remask": {"remasking_strategy": "low_confidence_dynamic"}}
 
-# What has no meaning, or another one, where tokens are not written from left to right: name -> values that ask for nothing.
+# What has no meaning, or another one, where tokens are not written from left to right, and the values that ask for
+# nothing.
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "repetition_penalty": (1.0,),
@@ -86,8 +87,8 @@ class MRPGenerationConfig(GenerationConfig):
     """A `GenerationConfig` with the fields of diffusion decoding and Multi-token Residual Prediction.
 
     Of transformers' own fields these are read: `max_new_tokens` (256 unless set), `max_length`, `do_sample`,
-    `temperature`, `top_k`, `top_p`, `suppress_tokens`, `num_return_sequences`, `return_dict_in_generate` and the special
-    tokens' ids. Fields that cannot hold for diffusion decoding are refused by `generate`.
+    `temperature`, `top_k`, `top_p`, `suppress_tokens`, `num_return_sequences`, `return_dict_in_generate` and the
+    special tokens' ids. Fields that cannot hold for diffusion decoding are refused by `generate`.
 
     Args:
         mrp_mode (`str`, *optional*): `None` decodes with the backbone alone; `"direct"`, `"speculative"` (lossless) and
@@ -101,7 +102,7 @@ class MRPGenerationConfig(GenerationConfig):
         remasking_strategy (`str`, *optional*, defaults to `"low_confidence_static"`, in remask mode to
             `"low_confidence_dynamic"`): the reveal rule, see `RevealRule`.
         confidence_threshold (`float`, *optional*, defaults to 0.9): what `"low_confidence_dynamic"` reveals above.
-        remask_rule (`str`, *optional*, defaults to `"confidence"`): how remask mode judges (`"confidence"`: the paper's).
+        remask_rule (`str`, *optional*, defaults to `"confidence"`): how remask mode judges (the paper's rule).
         remask_threshold (`float`, *optional*, defaults to `confidence_threshold`): corrected confidence below which a
             token of the same step is masked again.
         seed (`int` or `list[int]`, *optional*): seed of the sampling noise, one for all rows or one a row; drawn from

@@ -80,8 +80,9 @@ class Denoiser:
         return hidden[:, width:].unflatten(1, states.ids.shape[1:]).clone()
 
     def head(self, state: State, hidden: Tensor) -> Tensor:
-        """One lookahead step: hidden states (rows, block_length, hidden) after the reveals in `state`, from before them."""
-        assert self._head_cache is not None and self._clean_hidden is not None, "the denoiser was made without a head"
+        """One lookahead step: hidden states (rows, block_length, hidden) after the reveals in `state`."""
+        assert self._head_cache is not None, "the denoiser was made without a head"
+        assert self._clean_hidden is not None, "the backbone has not run yet"
         packing = self._pack(self._head_cache, self._cache.committed, self.rows.active[:, None])
         columns = packing.clean_columns
         clean_ids = self.rows.tokens.gather(1, columns)
@@ -118,7 +119,7 @@ class Denoiser:
         return confidence.new_full(positions.shape, 2.0).masked_scatter(positions, confidence)
 
     def keep(self, candidate: Tensor, full: Tensor, hidden: Tensor) -> None:
-        """Take over the last forward's keys and values of candidate number `candidate` (rows,) where it is `full` (rows,).
+        """Take over the last forward's keys and values of candidate number `candidate` (rows,) where it is `full`.
 
         To be called before the rows enter their next block; `hidden` (rows, block_length, hidden) are the candidate's.
         """

@@ -33,7 +33,7 @@ class MRPGenerationOutput(ModelOutput):
     Attributes:
         sequences (`Tensor` of shape (rows, input width + longest answer)): the input, then the new tokens; padding
             follows a row's end.
-        tokens_per_forward (`Tensor` of shape (rows,)): new tokens kept, end-of-sequence included, over backbone forwards.
+        tokens_per_forward (`Tensor` of shape (rows,)): new tokens kept, end of sequence included, a backbone forward.
         mrp_stats (`MRPStats`): exact counts, per row.
     """
 
@@ -107,7 +107,7 @@ class MRPGenerationMixin(GenerationMixin):
         denoising_steps = config.denoising_steps or block_length
         if denoising_steps > block_length:
             raise ValueError(
-                f"`denoising_steps` is {denoising_steps}, but a block has {block_length} tokens: give at most that many."
+                f"`denoising_steps` is {denoising_steps}, but a block has {block_length} tokens: give at most those."
             )
         draft_with_head = self._draft_with_head(config)
         use_head = mode in ("direct", "remask") or (mode == "speculative" and draft_with_head)

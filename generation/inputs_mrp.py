@@ -31,8 +31,8 @@ def prepare_inputs(
     outside = (input_ids < 0) | (input_ids >= model_config.vocab_size)
     if outside.any():
         raise ValueError(
-            f"`input_ids` holds {input_ids[outside][0].item()}, but the vocabulary has {model_config.vocab_size} tokens: "
-            "use the model's own tokenizer."
+            f"`input_ids` holds {input_ids[outside][0].item()}, but the vocabulary has {model_config.vocab_size} "
+            "tokens: use the model's own tokenizer."
         )
     if config.pad_token_id is None:
         eos = config.eos_token_id

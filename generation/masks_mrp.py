@@ -38,7 +38,7 @@ def block_causal_visibility(
 
     Args:
         query_copy, query_block (`Tensor` of shape (batch, queries)): copy and block number of each query.
-        key_copy, key_block (`Tensor` of shape (batch, keys), *optional*): the same of the keys; the queries' own by default.
+        key_copy, key_block (`Tensor` of shape (batch, keys), *optional*): the same of the keys; default the queries'.
 
     Padding has copy and block `PADDING`: no real token sees it, and it sees padding alone, itself at least, so that
     no softmax row is empty.
@@ -53,7 +53,7 @@ def block_causal_visibility(
 
 
 class Packing(NamedTuple):
-    """Where the tokens of one packed forward stand: ``[clean tokens not yet cached | candidate 1 | candidate 2 | ...]``."""
+    """Where the tokens of one packed forward stand: ``[clean tokens not yet cached | candidate 1 | ...]``."""
 
     clean_columns: Tensor  # (rows, width): positions of the clean tokens; padded at the end
     clean_lengths: Tensor  # (rows,): how many of them are real

@@ -21,7 +21,7 @@ _WORD = 0xFFFFFFFF
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Scramble 32-bit words held in int64 ("lowbias32", Wellons 2018); the products may overflow, their low bits count."""
+    """Scramble 32-bit words held in int64 ("lowbias32", Wellons 2018); products may overflow, their low bits count."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _WORD
     x = ((x ^ (x >> 15)) * 0x846CA68B) & _WORD
     return x ^ (x >> 16)
