@@ -171,11 +171,14 @@ def read_config_fields(name_or_path: str) -> dict[str, Any]:
         raise ValueError(f"`name_or_path` is {name_or_path!r}, but there is no such folder: check the path.")
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name_or_path)
+        cause = None
     except OSError as error:
+        fields, cause = {}, error
+    if not fields:
         raise ValueError(
             f"`name_or_path` is {name_or_path!r}, which is neither a folder with a config.json nor a model that can be "
             "reached on the Hub: pass the folder or the Hub name of a diffusion language model."
-        ) from error
+        ) from cause
     return fields
 
 

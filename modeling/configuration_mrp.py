@@ -74,6 +74,10 @@ class MRPConfig(PreTrainedConfig):
                     f"`backbone_config` has model_type={model_type!r}, which is not an architecture of transformers; "
                     "use the native architecture's (a table of them is in `backbones_mrp.py`)."
                 )
+        else:
+            # The base class passes its own choice, `None` unless given, down to the backbone's config.
+            for name in ("attn_implementation", "experts_implementation"):
+                kwargs.setdefault(name, getattr(self.backbone_config, f"_{name}"))
         super().__post_init__(**kwargs)
         self.check_values()
 

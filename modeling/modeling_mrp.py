@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 BACKBONE_OVERRIDES = ("mask_token_id", "block_length", "attention_pattern", "logit_shift")
 HEAD_OVERRIDES = ("mrp_prediction", "mrp_initializer_range")
 ATTENTION_IMPLEMENTATIONS = ("sdpa", "eager")
+REPOSITORY_OPTIONS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
 
 
 @dataclass
@@ -161,7 +162,7 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
                 device_map=device_map,
                 attn_implementation=attn_implementation,
             )
-        config.dtype = backbone.dtype
+        config.dtype = backbone.config.dtype = backbone.dtype
         config._attn_implementation = backbone.config._attn_implementation
         model = cls(config, backbone=backbone)
         if model.mrp_head is not None:
@@ -235,14 +236,18 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         pretrained_model_name_or_path: str | os.PathLike[str] | None,
         **kwargs: Any,
     ) -> None:
-        """Called by `from_pretrained`: the inherited one would load a plain `GenerationConfig`."""
+        """Called by `from_pretrained`: the inherited one would load a plain `GenerationConfig`.
+
+        `kwargs` are all of `from_pretrained`'s; those that say where files are found are used. Overrides of the model's
+        config are among the others, and `block_length` would be taken for a decoding option.
+        """
         if generation_config is not None:
             self.generation_config = MRPGenerationConfig.from_dict(generation_config.to_dict())
         elif pretrained_model_name_or_path is not None:
-            kwargs.pop("trust_remote_code", None)
+            where = {name: value for name, value in kwargs.items() if name in REPOSITORY_OPTIONS}
             try:
                 self.generation_config = MRPGenerationConfig.from_pretrained(
-                    pretrained_model_name_or_path, _from_auto=from_auto_class, _from_pipeline=from_pipeline, **kwargs
+                    pretrained_model_name_or_path, _from_auto=from_auto_class, _from_pipeline=from_pipeline, **where
                 )
             except OSError:
                 logger.info("No generation_config.json found, the default generation config is used.")
