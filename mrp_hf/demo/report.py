@@ -18,7 +18,7 @@ GROUPS = (
 
 
 def print_report(comparison: Comparison, figures: dict[str, object] | None, console: Console) -> None:
-    """Print one table over all settings and, where `figures` of the checkpoint are known, one of the heads' training."""
+    """Print one table over all settings and, where the checkpoint's `figures` are known, one of its heads."""
     console.print(_settings_table(comparison))
     error = 50 / comparison.problems**0.5
     console.print(
@@ -151,8 +151,8 @@ def _draw_speculative(axes: "matplotlib.axes.Axes", comparison: Comparison) -> N
     axes.set_xticks(range(len(steps)), [f"K = {step}" for step in steps])
     axes.set_ylabel("tokens per backbone forward")
     axes.margins(y=0.15)
-    axes.legend(loc="upper left", frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=4, frameon=False, fontsize=8, columnspacing=1)
     axes.spines[["top", "right"]].set_visible(False)
     same = all(score.identical == comparison.problems for score in scores)
-    verdict = "every answer identical to static" if same else "ANSWERS DIFFER FROM STATIC"
-    axes.set_title(f"Speculative decoding: {verdict}", loc="left")
+    verdict = "all answers identical to static" if same else "SOME ANSWERS DIFFER FROM STATIC"
+    axes.set_title(f"Speculative: {verdict}", loc="left")

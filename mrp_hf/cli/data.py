@@ -1,0 +1,88 @@
+"""Training data of `mrp-hf train`: JSON records to `input_ids` and `labels`."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+IGNORED = -100
+Messages = list[dict[str, str]]
+
+
+def read_records(path: Path) -> Iterator[tuple[str, Messages]]:
+    """The conversations of a .json file (a list) or a .jsonl file (one a line), and where each stands, for errors.
+
+    A record has `messages`, the last of which is the assistant's, or `prompt` and `answer`.
+
+    Raises:
+        ValueError: for a file or a record of another form.
+    """
+    if not path.is_file():
+        raise ValueError(f"data file {str(path)!r} does not exist: give a .json or .jsonl file, or 'demo'")
+    if path.suffix == ".jsonl":
+        lines = enumerate(path.read_text().splitlines(), start=1)
+        records = [(f"{path}, line {number}", _parse(line, f"{path}, line {number}")) for number, line in lines if line]
+    elif path.suffix == ".json":
+        content = _parse(path.read_text(), str(path))
+        if not isinstance(content, list):
+            raise ValueError(
+                f"{path} holds no list: write a JSON list of records, or one record a line in a .jsonl file"
+            )
+        records = [(f"{path}, record {number}", record) for number, record in enumerate(content, start=1)]
+    else:
+        raise ValueError(f"data file {str(path)!r} is neither .json nor .jsonl")
+    if not records:
+        raise ValueError(f"{path} holds no records")
+    for where, record in records:
+        yield where, _messages(record, where)
+
+
+def encode_conversation(
+    messages: Messages, tokenizer: PreTrainedTokenizerBase, block_length: int, where: str
+) -> dict[str, list[int]]:
+    """`input_ids` of the conversation, and `labels`: the same on the last answer, -100 before it.
+
+    The answer ends with end-of-sequence tokens up to the end of its last block, as decoding must produce them.
+
+    Raises:
+        ValueError: if the tokenizer cannot write it, naming `where` the record stands.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ValueError("the tokenizer has no end-of-sequence token (`eos_token`), which every answer must end with")
+    if tokenizer.chat_template is None:
+        prompt = tokenizer("\n".join(message["content"] for message in messages[:-1]))["input_ids"]
+        answer = tokenizer(messages[-1]["content"], add_special_tokens=False)["input_ids"]
+    else:
+        prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
+        whole = tokenizer.apply_chat_template(messages, return_dict=False)
+        if whole[: len(prompt)] != prompt:
+            raise ValueError(f"{where}: the chat template writes the prompt differently when an answer follows it")
+        answer = whole[len(prompt) :]
+        if tokenizer.eos_token_id in answer:  # templates may write a line break behind it
+            answer = answer[: len(answer) - 1 - answer[::-1].index(tokenizer.eos_token_id)]
+    fill = block_length - (len(prompt) + len(answer)) % block_length
+    answer = answer + [tokenizer.eos_token_id] * fill
+    return {"input_ids": prompt + answer, "labels": [IGNORED] * len(prompt) + answer}
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from error
+
+
+def _messages(record: Any, where: str) -> Messages:
+    if isinstance(record, dict) and isinstance(record.get("prompt"), str) and isinstance(record.get("answer"), str):
+        return [{"role": "user", "content": record["prompt"]}, {"role": "assistant", "content": record["answer"]}]
+    messages = record.get("messages") if isinstance(record, dict) else None
+    if not isinstance(messages, list) or len(messages) < 2:
+        raise ValueError(f"{where}: a record needs `prompt` and `answer`, or `messages` of at least two turns")
+    for message in messages:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise ValueError(f"{where}: every message needs `role` and `content` as texts")
+    if messages[-1]["role"] != "assistant":
+        raise ValueError(f"{where}: the last message must be the assistant's, it is {messages[-1]['role']!r}")
+    return messages
