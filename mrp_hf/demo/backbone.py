@@ -39,8 +39,8 @@ class BackboneRecipe:
     intermediate_size: int = 256
     num_heads: int = 2
     head_dim: int = 64
-    steps: int = 4500
-    decay_from: float = 0.65
+    steps: int = 2400
+    decay_from: float = 0.55
     warmup_steps: int = 100
     problems_per_step: int = 32
     learning_rate: float = 3e-3

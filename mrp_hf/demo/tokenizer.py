@@ -48,5 +48,6 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         additional_special_tokens=[USER, ASSISTANT],
         chat_template=CHAT_TEMPLATE,
         padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
