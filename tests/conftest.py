@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from mrp_hf.demo.tokenizer import build_tokenizer
 from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
 
 
@@ -64,3 +65,17 @@ def build_tiny_model(
 def tiny_model() -> Callable[..., MRPForDiffusionLM]:
     """The function `build_tiny_model`, whose arguments say what the model is like."""
     return build_tiny_model
+
+
+@pytest.fixture(scope="session")
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder like the shipped one, with the demo's tokenizer, but tiny and untrained."""
+    tokenizer = build_tokenizer()
+    model = build_tiny_model(vocab_size=len(tokenizer), block_length=16, mask_token_id=tokenizer.mask_token_id)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.max_new_tokens = 32
+    folder = tmp_path_factory.mktemp("demo-checkpoint")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -60,6 +60,7 @@ class HeadRecipe:
             save_steps=self.save_steps,
             save_total_limit=1,
             seed=self.seed,
+            dataloader_pin_memory=False,
             report_to="none",
         )
 

@@ -59,7 +59,7 @@ def decode_batch(
         torch.cuda.synchronize(model.device)
     seconds = time.perf_counter() - start
     # Padding may share its id with the end-of-sequence token, so an answer ends with the first end, not before padding.
-    ends = model.generation_config.eos_token_id
+    ends = generation_fields.get("eos_token_id", model.generation_config.eos_token_id)
     ends = set(ends) if isinstance(ends, list) else {ends}
     tokens = [_until(row, ends) for row in output.sequences[:, batch["input_ids"].shape[1] :].tolist()]
     return Decoded(
