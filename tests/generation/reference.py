@@ -1,82 +1,220 @@
-"""Plain diffusion decoding written again, slowly and without a cache, from the definitions alone.
+"""Diffusion decoding written again, slowly and without a cache, from the definitions alone.
 
-One row, one full forward a step over the whole text, python loops. What the library decodes must equal this.
+One row, one full forward a step over the whole text, python loops, noise in python integers. What the library decodes
+must equal this. Every choice is made by a margin, and the smallest one is reported: equality can be demanded where it
+is well above rounding.
 """
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mrp_hf import MRPForDiffusionLM
 
+Choose = Callable[[Tensor, int, int], tuple[int, float]]
 
-def block_causal_mask(length: int, block_length: int) -> Tensor:
+WORD = 0xFFFFFFFF
+
+
+@dataclass
+class Decoded:
+    """New tokens kept, what they cost, and the smallest margin of a choice."""
+
+    tokens: list[int]
+    forwards: int = 0
+    head_forwards: int = 0
+    remasked: int = 0
+    gap: float = math.inf
+
+
+# The model, over whole rows
+
+
+def block_causal_mask(length: int, block_length: int, dtype: torch.dtype) -> Tensor:
     blocks = torch.arange(length) // block_length
     visible = blocks[None, :] <= blocks[:, None]
-    return torch.zeros(length, length).masked_fill(~visible, float("-inf"))[None, None]
+    return torch.zeros(length, length, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)[None, None]
 
 
-def logits_of(model: MRPForDiffusionLM, ids: list[int], block_length: int) -> Tensor:
-    """The native backbone's logits (length, vocabulary) for one whole row."""
-    with torch.no_grad():
-        output = model.backbone(
-            input_ids=torch.tensor([ids]),
-            position_ids=torch.arange(len(ids))[None],
-            attention_mask=block_causal_mask(len(ids), block_length),
-            use_cache=False,
-        )
-    return output.logits[0].float()
+@torch.no_grad()
+def hidden_of(model: MRPForDiffusionLM, ids: list[int], block_length: int) -> Tensor:
+    """The native backbone's hidden states (length, hidden) for one whole row."""
+    output = model.backbone.model(
+        input_ids=torch.tensor([ids]),
+        position_ids=torch.arange(len(ids))[None],
+        attention_mask=block_causal_mask(len(ids), block_length, model.dtype),
+        use_cache=False,
+    )
+    return output.last_hidden_state[0]
+
+
+@torch.no_grad()
+def after_lookahead(
+    model: MRPForDiffusionLM, ids: list[int], clean: Tensor, current: Tensor, start: int, block_length: int
+) -> Tensor:
+    """`current` (length, hidden) after the head has read `ids`; before `start` it reads the clean hidden states."""
+    reads = torch.cat([clean[:start], current[start:]])
+    predicted = model.mrp_head(
+        model.backbone.model.embed_tokens(torch.tensor([ids])),
+        reads[None],
+        torch.arange(len(ids))[None],
+        block_causal_mask(len(ids), block_length, model.dtype),
+    )[0]
+    return predicted if model.config.mrp_prediction == "direct" else reads + predicted
+
+
+@torch.no_grad()
+def logits_of(model: MRPForDiffusionLM, hidden: Tensor, suppressed: Sequence[int] = ()) -> Tensor:
+    """Logits (length, vocabulary) in which neither the mask token nor suppressed ones can be chosen."""
+    logits = model.backbone.lm_head(hidden).float()
+    logits[:, [model.config.mask_token_id, *suppressed]] = -torch.inf
+    return logits
+
+
+# Noise and choice of a token
+
+
+def mix(x: int) -> int:
+    x = (x ^ (x >> 16)) * 0x7FEB352D & WORD
+    x = (x ^ (x >> 15)) * 0x846CA68B & WORD
+    return x ^ (x >> 16)
+
+
+def fold(key: int, value: int) -> int:
+    return mix((mix(key ^ (value & WORD)) + (value >> 32) + 0x9E3779B9) & WORD)
+
+
+def gumbel(seed: int, position: int, step: int, token: int) -> float:
+    key = 0
+    for value in (seed, position, step, token):
+        key = fold(key, value)
+    uniform = ((mix(key) >> 9) + 0.5) / 2**23
+    return -math.log(-math.log(uniform))
+
+
+def largest(values: dict[int, float]) -> tuple[int, float]:
+    """The key of the largest value, the lowest of equals, and the margin to the next."""
+    first, *others = sorted(values, key=lambda key: (-values[key], key))
+    return first, values[first] - values[others[0]] if others else math.inf
+
+
+def greedy(logits: Tensor, position: int, step: int) -> tuple[int, float]:
+    return largest({token: value for token, value in enumerate(logits.tolist()) if value > -math.inf})
+
+
+def sampler(seed: int, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0) -> Choose:
+    """Sampling as documented: temperature, then top-k, then top-p, then the largest of logit + Gumbel noise."""
+
+    def choose(logits: Tensor, position: int, step: int) -> tuple[int, float]:
+        scores = {
+            token: value / temperature for token, value in enumerate(logits.double().tolist()) if value > -math.inf
+        }
+        ranked = sorted(scores, key=lambda token: -scores[token])[:top_k]
+        total = sum(math.exp(scores[token]) for token in ranked)
+        kept, mass = {}, 0.0
+        for token in ranked:
+            if mass < top_p:
+                kept[token] = scores[token] + gumbel(seed, position, step, token)
+            mass += math.exp(scores[token]) / total
+        return largest(kept)
+
+    return choose
+
+
+# Decoding
 
 
 def positions_of_step(
     strategy: str, confidence: dict[int, float], step: int, block_length: int, denoising_steps: int, threshold: float
-) -> list[int]:
-    """The masked positions to reveal, given each one's confidence."""
+) -> tuple[list[int], float]:
+    """The masked positions to reveal, given each one's confidence, and the margin by which they were chosen."""
     count = block_length // denoising_steps + (1 if step < block_length % denoising_steps else 0)
     if strategy == "sequential":
-        return sorted(confidence)[:count]
-    surest = sorted(confidence, key=lambda position: (-confidence[position], position))[:count]
-    if strategy == "low_confidence_static":
-        return surest
-    above = [position for position in confidence if confidence[position] > threshold]
-    return above if len(above) >= count else surest
+        return sorted(confidence)[:count], math.inf
+    order = sorted(confidence, key=lambda position: (-confidence[position], position))
+    gap = confidence[order[count - 1]] - confidence[order[count]] if count < len(order) else math.inf
+    if strategy == "low_confidence_dynamic":
+        above = [position for position in order if confidence[position] > threshold]
+        from_threshold = min(abs(value - threshold) for value in confidence.values())
+        if len(above) >= count:
+            return above, from_threshold
+        gap = min(gap, from_threshold)
+    return order[:count], gap
 
 
 def decode_slowly(
     model: MRPForDiffusionLM,
     prompt: list[int],
     max_new_tokens: int,
+    *,
+    mode: str | None = None,
+    lookahead_steps: int = 3,
     strategy: str = "low_confidence_static",
+    block_length: int | None = None,
     denoising_steps: int | None = None,
     threshold: float = 0.9,
-    eos: int | None = None,
-    choose=None,
-) -> tuple[list[int], int]:
-    """New tokens kept and forwards made. `choose(logits, position, step) -> token` is greedy by default."""
-    config = model.config
-    block_length, mask = config.block_length, config.mask_token_id
+    remask_threshold: float | None = None,
+    eos: Sequence[int] = (),
+    suppressed: Sequence[int] = (),
+    choose: Choose = greedy,
+) -> Decoded:
+    """Decode one prompt in mode None, "direct" or "remask"."""
+    mask = model.config.mask_token_id
+    block_length = block_length or model.config.block_length
+    remask_threshold = threshold if remask_threshold is None else remask_threshold
     limit = len(prompt) + max_new_tokens
-    ids, masked, forwards = list(prompt), set(), 0
+    ids, result = list(prompt), Decoded([])
+    gaps = [math.inf]
+
     for block in range(len(prompt) // block_length, -(-limit // block_length)):
         start, end = block * block_length, (block + 1) * block_length
         masked = set(range(max(start, len(prompt)), end))
-        ids = ids + [mask] * (end - len(ids))
+        ids += [mask] * (end - len(ids))
         step = 0
         while masked:
-            logits = logits_of(model, ids, block_length)
-            forwards += 1
-            logits[:, mask] = -torch.inf
-            chosen, confidence = {}, {}
-            for position in masked:
-                row = logits[position]
-                chosen[position] = int(row.argmax()) if choose is None else choose(row, position, step)
-                confidence[position] = float(torch.softmax(row, -1)[chosen[position]])
-            for position in positions_of_step(
-                strategy, confidence, step, block_length, denoising_steps or block_length, threshold
-            ):
-                ids[position] = chosen[position]
-                masked.remove(position)
-            step += 1
-            ends = [p for p in range(len(prompt), limit) if p < len(ids) and ids[p] == eos and p not in masked]
+            clean = current = hidden_of(model, ids, block_length)
+            result.forwards += 1
+            for lookahead in range(1 + (lookahead_steps if mode == "direct" else 0)):
+                if not masked:
+                    break
+                if lookahead > 0:
+                    current = after_lookahead(model, ids, clean, current, start, block_length)
+                    result.head_forwards += 1
+                logits = logits_of(model, current, suppressed)
+                chosen, confidence = {}, {}
+                for position in sorted(masked):
+                    chosen[position], gap = choose(logits[position], position, step)
+                    confidence[position] = float(logits[position].double().softmax(-1)[chosen[position]])
+                    gaps.append(gap)
+                revealed, gap = positions_of_step(
+                    strategy, confidence, step, block_length, denoising_steps or block_length, threshold
+                )
+                gaps.append(gap)
+                for position in revealed:
+                    ids[position] = chosen[position]
+                    masked.remove(position)
+                step += 1
+            if mode == "remask" and len(revealed) > 1:
+                current = after_lookahead(model, ids, clean, current, start, block_length)
+                result.head_forwards += 1
+                probabilities = logits_of(model, current, suppressed).double().softmax(-1)
+                corrected = {position: float(probabilities[position, ids[position]]) for position in revealed}
+                surest, gap = largest(corrected)
+                gaps += [gap, *(abs(value - remask_threshold) for value in corrected.values())]
+                for position in revealed:
+                    if position != surest and corrected[position] < remask_threshold:
+                        ids[position] = mask
+                        masked.add(position)
+                        result.remasked += 1
+            ends = [p for p in range(len(prompt), min(limit, end)) if p not in masked and ids[p] in eos]
             if ends and not any(position < ends[0] for position in masked):
-                return ids[len(prompt) : ends[0] + 1], forwards
-    return ids[len(prompt) : limit], forwards
+                return finish(result, ids[len(prompt) : ends[0] + 1], gaps)
+    return finish(result, ids[len(prompt) : limit], gaps)
+
+
+def finish(result: Decoded, tokens: list[int], gaps: list[float]) -> Decoded:
+    result.tokens, result.gap = tokens, min(gaps)
+    return result

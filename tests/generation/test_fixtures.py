@@ -1,0 +1,130 @@
+"""Decoding equals what the upstream implementations gave."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mrp_hf import MRPForDiffusionLM
+
+
+@pytest.fixture(scope="module", params=["sdpa", "eager"])
+def load(request, fixtures):
+    """Loads a fixture with an attention implementation: model, expected tensors, expected.json."""
+
+    def get(name, num_mrp_layers=1):
+        folder = fixtures / name
+        torch.manual_seed(0)  # of the fresh head
+        model = MRPForDiffusionLM.from_backbone(
+            folder, num_mrp_layers=num_mrp_layers, dtype=torch.float32, attn_implementation=request.param
+        )
+        expected = json.loads((folder / "expected.json").read_text())
+        return model, load_file(folder / "expected.safetensors"), expected
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def published(load, fixtures):
+    """The model in the published layout, its head renamed to ours."""
+    model, tensors, expected = load("sdar-mrp-official", num_mrp_layers=3)
+    prefix = "mrp_modules.0.model."
+    stored = load_file(fixtures / "sdar-mrp-official" / "model.safetensors")
+    model.mrp_head.load_state_dict(
+        {name.removeprefix(prefix): tensor for name, tensor in stored.items() if name.startswith(prefix)}
+    )
+    return model, tensors, expected
+
+
+def complete(model, prompt, sequence, **fields):
+    return model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=sequence.shape[1] - prompt.shape[1],
+        eos_token_id=None,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        **fields,
+    )
+
+
+@pytest.mark.parametrize("name", ["sdar", "sdar-block16"])
+def test_static(load, name):
+    model, tensors, expected = load(name)
+    output = complete(model, tensors["prompt"], tensors["sequence"])
+    assert torch.equal(output.sequences, tensors["sequence"])
+    assert output.mrp_stats.forwards["denoise"].tolist() == [len(expected["reveal_order"])]
+
+
+@pytest.mark.parametrize("name", ["sdar", "sdar-block16"])
+def test_static_order_of_reveals(load, name):
+    """After n steps, the first n reveals of the upstream order stand in the text, and no others."""
+    model, tensors, expected = load(name, num_mrp_layers=0)
+    drafts = []
+
+    class Recorder:
+        def put(self, value): ...
+
+        def put_draft(self, value):
+            drafts.append(value.tolist())
+
+        def end(self): ...
+
+    complete(model, tensors["prompt"], tensors["sequence"], streamer=Recorder())
+    order, block_length = expected["reveal_order"], expected["block_length"]
+    prompt_length, end = tensors["prompt"].shape[1], tensors["sequence"].shape[1]
+    assert len(drafts) == len(order) - 1
+    for step, draft in enumerate(drafts, start=1):
+        revealed = dict(order[:step])
+        block = min(position for position, _ in order[step:]) // block_length
+        shown = range(max(prompt_length, block * block_length), min(end, (block + 1) * block_length))
+        assert draft == [revealed.get(position, model.config.mask_token_id) for position in shown]
+
+
+@pytest.mark.parametrize("name", ["sdar", "sdar-block16"])
+@pytest.mark.parametrize("drafter", ["head", "backbone"])
+@pytest.mark.parametrize("lookahead_steps", [1, 3, 6])
+def test_speculative(load, name, drafter, lookahead_steps):
+    model, tensors, _ = load(name)
+    output = complete(
+        model,
+        tensors["prompt"],
+        tensors["sequence"],
+        mrp_mode="speculative",
+        mrp_drafter=drafter,
+        mrp_num_lookahead_steps=lookahead_steps,
+    )
+    assert torch.equal(output.sequences, tensors["sequence"])
+
+
+def test_published_static(published):
+    model, tensors, _ = published
+    output = complete(model, tensors["prompt"], tensors["sequence_static"])
+    assert torch.equal(output.sequences, tensors["sequence_static"])
+
+
+@pytest.mark.parametrize("lookahead_steps", [1, 2, 3])
+def test_published_direct(published, lookahead_steps):
+    model, tensors, expected = published
+    sequence = tensors[f"sequence_direct_k{lookahead_steps}"]
+    output = complete(
+        model, tensors["prompt"], sequence, mrp_mode="direct", mrp_num_lookahead_steps=lookahead_steps
+    )
+    assert torch.equal(output.sequences, sequence)
+    assert output.mrp_stats.forwards["denoise"].tolist() == [expected[f"direct_k{lookahead_steps}_denoise_forwards"]]
+
+
+@pytest.mark.parametrize("drafter", ["head", "backbone"])
+@pytest.mark.parametrize("lookahead_steps", [1, 3, 6])
+def test_published_speculative(published, drafter, lookahead_steps):
+    model, tensors, _ = published
+    output = complete(
+        model,
+        tensors["prompt"],
+        tensors["sequence_static"],
+        mrp_mode="speculative",
+        mrp_drafter=drafter,
+        mrp_num_lookahead_steps=lookahead_steps,
+    )
+    assert torch.equal(output.sequences, tensors["sequence_static"])
