@@ -1,6 +1,5 @@
 """The dataset as the trainer reads it: the columns that it needs, and each item's own number."""
 
-from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -17,10 +16,12 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         name (`str`): what errors call the dataset.
 
     Raises:
-        ValueError: on access to an item that the model cannot read, naming the item.
+        ValueError: for an empty dataset, and on access to an item that the model cannot read, naming the item.
     """
 
     def __init__(self, dataset: Any, vocab_size: int, max_length: int, name: str):
+        if len(dataset) == 0:
+            raise ValueError(f"`{name}` is empty: pass at least one item with `input_ids` and `labels`.")
         self.dataset = dataset
         self.vocab_size = vocab_size
         self.max_length = max_length
@@ -46,9 +47,3 @@ class IndexedDataset(Dataset[dict[str, Any]]):
                 f"model's vocabulary of {self.vocab_size}: tokenize with the backbone's own tokenizer."
             )
         return {"input_ids": item["input_ids"], "labels": item["labels"], "sample_index": index}
-
-
-def check_not_empty(dataset: Any, name: str) -> None:
-    """Raise a `ValueError` if a dataset with a length has none, or its first item cannot be read as an item."""
-    if isinstance(dataset, Sized) and len(dataset) == 0:
-        raise ValueError(f"`{name}` is empty: pass at least one item with `input_ids` and `labels`.")

@@ -14,11 +14,12 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, TrainOutput, rotate_checkpoints
 
+from mrp_hf.modeling.configuration_mrp import MRPConfig
 from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
 from mrp_hf.training.arguments import MRPTrainingArguments
 from mrp_hf.training.checkpoints import find_checkpoint, load_head, save_head, staged_folder
 from mrp_hf.training.collator import IGNORED, DataCollatorForMRP
-from mrp_hf.training.examples import IndexedDataset, check_not_empty
+from mrp_hf.training.examples import IndexedDataset
 from mrp_hf.training.metrics import lookahead_metrics
 from mrp_hf.training.noise import EVALUATION_EPOCH, draw_noise
 from mrp_hf.training.objective import ObjectiveOutput, mrp_objective
@@ -68,12 +69,14 @@ class MRPTrainer(Trainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
         check_trainable(model, args)
-        named = eval_dataset if isinstance(eval_dataset, Mapping) else {"eval_dataset": eval_dataset}
-        for name, dataset in {"train_dataset": train_dataset, **named}.items():
-            check_not_empty(dataset, name)
         if data_collator is None:
             pad_token_id = model.generation_config.pad_token_id
             data_collator = DataCollatorForMRP(pad_token_id or 0, model.config.block_length)
+        check_collator(data_collator, model.config)
+        named = eval_dataset if isinstance(eval_dataset, Mapping) else {"eval_dataset": eval_dataset}
+        for name, dataset in {"train_dataset": train_dataset, **named}.items():
+            if dataset is not None and not isinstance(dataset, IterableDataset):
+                data_collator([numbered(dataset, model.config, name)[0]])  # a wrong dataset fails here, not in the run
         super().__init__(
             model=model,
             args=args,
@@ -95,9 +98,8 @@ class MRPTrainer(Trainer):
 
     def _get_dataloader(self, dataset: Any, description: str, *args: Any, **kwargs: Any) -> DataLoader[Any]:
         if not isinstance(dataset, IterableDataset):
-            config = self.model.config
             name = "train_dataset" if kwargs.get("is_training") else "eval_dataset"
-            dataset = IndexedDataset(dataset, config.vocab_size, config.max_position_embeddings, name)
+            dataset = numbered(dataset, self.model.config, name)
         return super()._get_dataloader(dataset, description, *args, **kwargs)
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -275,6 +277,25 @@ def check_trainable(model: MRPForDiffusionLM, args: MRPTrainingArguments) -> Non
             f"one process sees {args.n_gpu} GPUs: start one process per GPU with `accelerate launch` or `torchrun`, "
             "or make one visible with CUDA_VISIBLE_DEVICES."
         )
+
+
+def check_collator(collator: DataCollatorForMRP, config: MRPConfig) -> None:
+    """Raise a `ValueError` where the collator's batches are not the model's."""
+    if collator.block_length % config.block_length != 0:
+        raise ValueError(
+            f"`data_collator` has block_length={collator.block_length}: it must be a multiple of the model's, "
+            f"{config.block_length}."
+        )
+    if collator.pad_token_id >= config.vocab_size:
+        raise ValueError(
+            f"`data_collator` has pad_token_id={collator.pad_token_id}, outside the model's vocabulary of "
+            f"{config.vocab_size}: any id inside does, because padding is never seen."
+        )
+
+
+def numbered(dataset: Any, config: MRPConfig, name: str) -> IndexedDataset:
+    """The dataset with numbered items, within the limits of a model."""
+    return IndexedDataset(dataset, config.vocab_size, config.max_position_embeddings, name)
 
 
 def answer_tokens(inputs: dict[str, Tensor]) -> Tensor:

@@ -1,0 +1,73 @@
+"""Batches, and items that are refused."""
+
+import pytest
+import torch
+
+from mrp_hf.training import DataCollatorForMRP
+from mrp_hf.training.examples import IndexedDataset
+
+GOOD = {"input_ids": [5, 6, 7, 8, 9], "labels": [-100, -100, 7, 8, 9]}
+
+
+def test_pads_on_the_right_to_whole_blocks():
+    short = {"input_ids": torch.tensor([1, 2]), "labels": torch.tensor([-100, 2])}
+    batch = DataCollatorForMRP(0, 4)([GOOD | {"sample_index": 3}, short | {"sample_index": 9}])
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9, 0, 0, 0], [1, 2, 0, 0, 0, 0, 0, 0]]
+    assert batch["labels"].tolist() == [[-100, -100, 7, 8, 9, -100, -100, -100], [-100, 2] + [-100] * 6]
+    assert batch["lengths"].tolist() == [5, 2]
+    assert batch["sample_index"].tolist() == [3, 9]
+    assert "sample_index" not in DataCollatorForMRP(0, 4)([GOOD])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": [-100, 6, 7]}, r"item 1 of the batch \(sample 4\): `labels` has shape \(3,\), `input_ids` \(5,\)"),
+        ({"labels": [-100] * 5}, "nothing to learn"),
+        ({"input_ids": [], "labels": []}, "one row of tokens"),
+        ({"input_ids": [[5, 6]], "labels": [[5, 6]]}, "one row of tokens"),
+        ({"labels": [-100, 7, 8, 9, 1]}, "unshifted"),
+    ],
+)
+def test_refuses_an_item_by_name(change, message):
+    collator = DataCollatorForMRP(0, 4)
+    with pytest.raises(ValueError, match=message):
+        collator([GOOD, GOOD | change | {"sample_index": 4}])
+
+
+def test_refuses_missing_columns_and_empty_batches():
+    with pytest.raises(ValueError, match="has no `labels`, only"):
+        DataCollatorForMRP(0, 4)([{"input_ids": [1]}])
+    with pytest.raises(ValueError, match="empty"):
+        DataCollatorForMRP(0, 4)([])
+
+
+def test_refuses_wrong_settings():
+    with pytest.raises(ValueError, match="`block_length` must be at least 1, got 0"):
+        DataCollatorForMRP(0, 0)
+    with pytest.raises(ValueError, match="`pad_token_id`"):
+        DataCollatorForMRP(-1, 4)
+
+
+def test_indexed_dataset_gives_needed_columns_and_the_number():
+    dataset = IndexedDataset([GOOD | {"text": "…"}] * 3, vocab_size=10, max_length=5, name="train_dataset")
+    assert len(dataset) == 3
+    assert dataset[2] == GOOD | {"sample_index": 2}
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (
+            {"input_ids": [1, 10], "labels": [1, 10]},
+            r"train_dataset\[1\] has `input_ids` from 1 to 10, outside .* of 10",
+        ),
+        ({"input_ids": [-1, 3], "labels": [-1, 3]}, "from -1 to 3"),
+        ({"input_ids": [1] * 6, "labels": [1] * 6}, r"train_dataset\[1\] has 6 tokens, the model takes 5"),
+        ({"input_ids": [1]}, r"train_dataset\[1\] has no `labels`"),
+    ],
+)
+def test_indexed_dataset_refuses_what_the_model_cannot_read(item, message):
+    dataset = IndexedDataset([GOOD, item], vocab_size=10, max_length=5, name="train_dataset")
+    with pytest.raises(ValueError, match=message):
+        dataset[1]
