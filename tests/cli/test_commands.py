@@ -1,0 +1,129 @@
+"""The commands as a user calls them, on tiny models."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mrp_hf.cli import main
+from mrp_hf.cli.data import encode_conversation, read_records
+from mrp_hf.demo.backbone import encode
+from mrp_hf.demo.task import problems
+from mrp_hf.demo.tokenizer import build_tokenizer
+from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
+
+PROMPT = "tom has 34 pens. then gets 12. how many pens now?"
+
+
+def run(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 0
+
+
+@pytest.mark.parametrize("command", [[], ["demo"], ["train"], ["generate"], ["build-demo"]])
+def test_help_says_what_a_command_does(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run([*command, "--help"])
+    shown = capsys.readouterr().out
+    assert "Usage" in shown
+    assert all(name in shown for name in ("demo", "train", "generate", "build-demo")) or command
+
+
+def test_the_command_line_loads_nothing_until_a_command_runs(tmp_path: Path) -> None:
+    code = "import sys, mrp_hf; before = set(sys.modules); import mrp_hf.cli; print(*set(sys.modules) - before)"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    packages = {name.split(".")[0] for name in shown.stdout.split()}
+    assert not packages & {"datasets", "evaluate", "matplotlib", "accelerate", "sklearn"}
+    assert {name for name in shown.stdout.split() if name.startswith("mrp_hf.")} <= {
+        f"mrp_hf.cli{part}" for part in ("", ".app", ".build", ".demo", ".generate", ".train")
+    }
+
+
+def test_demo_writes_table_json_and_picture(
+    demo_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "report"
+    run(["demo", "--problems", "2", "--alone", "0", "--checkpoint", str(demo_folder), "--output", str(output)])
+    shown = capsys.readouterr().out
+    assert "2 held-out problems" in shown
+    report = json.loads((output / "report.json").read_text())
+    assert report["problems"] == 2
+    assert all(row["identical"] == 2 for row in report["settings"] if row["group"] == "speculative")
+    assert all(row["speed_alone"] is None for row in report["settings"])
+    assert (output / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_speculative_generation_is_plain_generation(demo_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for mode in ("plain", "speculative"):
+        run(["generate", str(demo_folder), PROMPT, "--mode", mode, "--stats", "--sample", "--seed", "3"])
+        captured = capsys.readouterr()
+        shown.append(captured.out)
+        assert "tokens per forward" in captured.err
+    assert shown[0] == shown[1] != ""
+
+
+def test_a_prompt_from_standard_input_streamed(
+    demo_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(["generate", str(demo_folder), PROMPT])
+    given = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT + "\n"))
+    run(["generate", str(demo_folder), "--stream"])
+    assert capsys.readouterr().out.split() == given.split()
+
+
+def test_train_saves_a_checkpoint_that_generates(
+    backbone_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data.jsonl"
+    records = [{"prompt": p.question, "answer": p.answer} for p in problems("train", 8)]
+    data.write_text("\n".join(map(json.dumps, records)) + "\n")
+    output = tmp_path / "out"
+    common = ["train", str(backbone_folder), str(data), "--output", str(output), "--eval-data", str(data)]
+    common += ["--mask-token-id", "2", "--block-length", "16", "--layers", "1", "-K", "2", "--batch-size", "2"]
+    run([*common, "--steps", "2", "--save-steps", "2"])
+    assert "residual_explained_2" in capsys.readouterr().out
+    first = MRPForDiffusionLM.from_pretrained(output)
+    assert first.config.mrp_head_trained
+    run([*common, "--steps", "4", "--save-steps", "2", "--resume"])
+    second = MRPForDiffusionLM.from_pretrained(output)
+    assert not torch.equal(first.mrp_head.eh_proj.weight, second.mrp_head.eh_proj.weight)
+    run(["generate", str(output), PROMPT, "--mode", "direct", "--max-new-tokens", "16"])
+
+
+def test_records_are_encoded_as_the_demo_encodes_them(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    chosen = problems("train", 5)
+    data = tmp_path / "data.json"
+    data.write_text(
+        json.dumps(
+            [
+                {
+                    "messages": [
+                        {"role": "user", "content": p.question},
+                        {"role": "assistant", "content": p.answer},
+                    ]
+                }
+                for p in chosen
+            ]
+        )
+    )
+    encoded = [encode_conversation(messages, tokenizer, 16, where) for where, messages in read_records(data)]
+    assert encoded == [encode(problem, tokenizer) for problem in chosen]
+
+
+def test_without_a_chat_template_the_prompt_stands_as_it_is(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = None
+    messages = [{"role": "user", "content": "tom has 34 pens."}, {"role": "assistant", "content": "#### 34"}]
+    encoded = encode_conversation(messages, tokenizer, 4, "here")
+    prompt = tokenizer("tom has 34 pens.")["input_ids"]
+    assert encoded["input_ids"][: len(prompt)] == prompt
+    assert encoded["labels"][: len(prompt)] == [-100] * len(prompt)
+    assert len(encoded["input_ids"]) % 4 == 0
+    assert encoded["labels"][-1] == tokenizer.eos_token_id
