@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ def load_backbone(
     """
     where = f"the weights of backbone {os.fspath(name_or_path)!r}"
     try:
-        backbone, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             name_or_path,
             config=config,
             dtype=dtype,
@@ -139,6 +139,7 @@ def load_backbone(
         )
     except OSError as error:
         raise ValueError(f"{where} cannot be read: there must be safetensors files beside its config.json.") from error
+    backbone, info = loaded
     check_loaded(info, where, "take config.json and weights from the same place.")
     return backbone
 

@@ -1,6 +1,6 @@
 """`MRPConfig`: what a frozen diffusion backbone and its residual head need to know about each other."""
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
@@ -49,7 +49,7 @@ class MRPConfig(PreTrainedConfig):
     # The default type is never used: a missing backbone config is an error below.
     sub_configs_defaults = {"backbone_config": SubConfigSpec(AutoConfig, model_type="qwen3", optional=True)}  # noqa: RUF012
 
-    backbone_config: dict[str, Any] | PreTrainedConfig | None = None
+    backbone_config: Any = None  # a native config: which fields it has is its architecture's matter
     backbone_name_or_path: str | None = None
     num_mrp_layers: int = 3
     mask_token_id: int | None = None
@@ -136,6 +136,6 @@ class MRPConfig(PreTrainedConfig):
         return self.backbone_config.max_position_embeddings
 
 
-def is_int(value: object) -> bool:
+def is_int(value: object) -> TypeGuard[int]:
     """Whether `value` is an integer; `True` and `False` are not."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Cache, GenerationConfig, PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers import AutoModelForCausalLM, Cache, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils.generic import ModelOutput
 
 from ..generation.configuration_generation_mrp import MRPGenerationConfig
 from ..generation.generation_mrp import MRPGenerationMixin
@@ -57,6 +57,9 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         backbone (`PreTrainedModel`, *optional*): a loaded native model; by default one is built from `config`.
     """
 
+    backbone: PreTrainedModel
+    mrp_head: MRPHead | None
+
     config_class = MRPConfig
     generation_config_class = MRPGenerationConfig
     base_model_prefix = "backbone"
@@ -70,11 +73,12 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         if backbone is None:
             backbone = AutoModelForCausalLM.from_config(config.backbone_config)
         else:
+            # Else `post_init` would draw modules anew that were put in by hand, such as resized embeddings.
             for module in backbone.modules():
-                module._is_hf_initialized = True  # else `post_init` draws replaced modules (resized embeddings) anew
+                module._is_hf_initialized = True  # type: ignore[assignment]
         self.backbone = backbone
         config.backbone_config = backbone.config
-        self.mrp_head: MRPHead | None = None
+        self.mrp_head = None
         if config.num_mrp_layers > 0:
             head_config = MRPHead.config_for(
                 backbone.config, config.num_mrp_layers, config.mrp_initializer_range, backbone.dtype
@@ -131,30 +135,34 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
             raise ValueError(
                 f"`attn_implementation` must be one of {ATTENTION_IMPLEMENTATIONS}, got {attn_implementation!r}."
             )
-        backbone = source = name_or_path_or_model
-        if isinstance(backbone, PreTrainedModel):
+        source: str | PreTrainedConfig
+        if isinstance(name_or_path_or_model, PreTrainedModel):
             if not (dtype is None and device_map is None and attn_implementation is None):
                 raise ValueError(
                     "`dtype`, `device_map` and `attn_implementation` are for a backbone that is loaded by name: "
                     "set them on the model that you pass."
                 )
-            source = backbone.config
-        elif not isinstance(backbone, str | os.PathLike):
+            source, name = name_or_path_or_model.config, name_or_path_or_model.name_or_path
+        elif isinstance(name_or_path_or_model, str | os.PathLike):
+            source = name = os.fspath(name_or_path_or_model)
+        else:
             raise TypeError(
-                f"`name_or_path_or_model` must be a name, a path or a model of transformers, got {type(backbone)}."
+                "`name_or_path_or_model` must be a name, a path or a model of transformers, got a "
+                f"{type(name_or_path_or_model).__name__}."
             )
-        resolved = resolve_backbone(source, **{name: overrides.get(name) for name in BACKBONE_OVERRIDES})
+        resolved = resolve_backbone(source, **{field: overrides.get(field) for field in BACKBONE_OVERRIDES})
         config = MRPConfig(
             backbone_config=resolved.config,
-            backbone_name_or_path=backbone.name_or_path if source is not backbone else os.fspath(source),
+            backbone_name_or_path=name,
             num_mrp_layers=num_mrp_layers,
             mask_token_id=resolved.mask_token_id,
             block_length=resolved.block_length,
             attention_pattern=resolved.attention_pattern,
             logit_shift=resolved.logit_shift,
-            **{name: overrides[name] for name in HEAD_OVERRIDES if name in overrides},
+            **{field: overrides[field] for field in HEAD_OVERRIDES if field in overrides},
         )
-        if source is backbone:
+        backbone: Any = name_or_path_or_model
+        if isinstance(source, str):
             backbone = load_backbone(
                 source,
                 resolved.config,
@@ -166,7 +174,7 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         config._attn_implementation = backbone.config._attn_implementation
         model = cls(config, backbone=backbone)
         if model.mrp_head is not None:
-            model.mrp_head.to(model.get_output_embeddings().weight.device)
+            model.mrp_head.to(next(model.get_output_embeddings().parameters()).device)  # type: ignore[arg-type]
         ids = ("bos_token_id", "eos_token_id", "pad_token_id")
         model.generation_config = MRPGenerationConfig(
             **{name: getattr(backbone.generation_config, name) for name in ids}
@@ -183,9 +191,11 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
             ValueError: if the checkpoint lacks tensors of the model or holds them in other shapes; nothing is
                 initialised afresh in silence.
         """
+        if not kwargs.pop("use_safetensors", True):
+            raise ValueError("`use_safetensors` is False, but checkpoints are read from safetensors files only.")
         wants_info = kwargs.pop("output_loading_info", False)
         allow_mismatch = kwargs.pop("ignore_mismatched_sizes", False)
-        model, info = super().from_pretrained(
+        loaded: Any = super().from_pretrained(
             pretrained_model_name_or_path,
             *args,
             output_loading_info=True,
@@ -193,6 +203,7 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
             use_safetensors=True,
             **kwargs,
         )
+        model, info = loaded
         where = f"the weights of checkpoint {os.fspath(pretrained_model_name_or_path or '')!r}"
         remedy = "take both from the same save, or attach a fresh head with `MRPForDiffusionLM.from_backbone`."
         check_loaded(info, where, remedy, allow_mismatch)
@@ -208,10 +219,11 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         model._freeze_backbone()
         return (model, info) if wants_info else model
 
-    def save_pretrained(
+    def save_pretrained(  # type: ignore[override]
         self,
         save_directory: str | os.PathLike[str],
         is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
         push_to_hub: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -224,11 +236,11 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         self.config.auto_map = dict(AUTO_MAP)
         self.config.mrp_code_version = CODE_VERSION
         with staged(save_directory) as stage:
-            super().save_pretrained(stage, is_main_process=is_main_process, **kwargs)
+            super().save_pretrained(stage, is_main_process=is_main_process, state_dict=state_dict, **kwargs)
             if is_main_process:
                 write_code(stage)
 
-    def adjust_generation_fn(
+    def adjust_generation_fn(  # type: ignore[override]
         self,
         generation_config: GenerationConfig | None,
         from_auto_class: bool,

@@ -10,12 +10,16 @@ from mrp_hf.generation.configuration_generation_mrp import MRPGenerationConfig
 from mrp_hf.generation.generation_mrp import MRPGenerationMixin
 from mrp_hf.modeling.configuration_mrp import MRPConfig
 from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
+from mrp_hf.training import DataCollatorForMRP, MRPTrainer, MRPTrainingArguments
 
 __all__ = [
+    "DataCollatorForMRP",
     "MRPConfig",
     "MRPForDiffusionLM",
     "MRPGenerationConfig",
     "MRPGenerationMixin",
+    "MRPTrainer",
+    "MRPTrainingArguments",
 ]
 
 AutoConfig.register("mrp", MRPConfig)

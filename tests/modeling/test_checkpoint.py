@@ -121,6 +121,8 @@ def test_pickled_weights_are_not_read(tiny_model, tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(OSError, match=r"model\.safetensors"):
         MRPForDiffusionLM.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="`use_safetensors` is False"):
+        MRPForDiffusionLM.from_pretrained(tmp_path, use_safetensors=False)
 
 
 # Writing
