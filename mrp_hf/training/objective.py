@@ -104,7 +104,7 @@ class _PositionKL(torch.autograd.Function):
         return after_kl, before_kl
 
     @staticmethod
-    def backward(ctx: Any, after_gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, after_gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
         return (gradient * after_gradient.unsqueeze(-1)).to(gradient.dtype), None, None, None
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, TrainOutput, rotate_checkpoints
 
-from mrp_hf.modeling.configuration_mrp import MRPConfig
 from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
 from mrp_hf.training.arguments import MRPTrainingArguments
 from mrp_hf.training.checkpoints import find_checkpoint, load_head, save_head, staged_folder
@@ -72,11 +71,11 @@ class MRPTrainer(Trainer):
         if data_collator is None:
             pad_token_id = model.generation_config.pad_token_id
             data_collator = DataCollatorForMRP(pad_token_id or 0, model.config.block_length)
-        check_collator(data_collator, model.config)
+        check_collator(data_collator, model)
         named = eval_dataset if isinstance(eval_dataset, Mapping) else {"eval_dataset": eval_dataset}
         for name, dataset in {"train_dataset": train_dataset, **named}.items():
             if dataset is not None and not isinstance(dataset, IterableDataset):
-                data_collator([numbered(dataset, model.config, name)[0]])  # a wrong dataset fails here, not in the run
+                data_collator([numbered(dataset, model, name)[0]])  # a wrong dataset fails here, not in the run
         super().__init__(
             model=model,
             args=args,
@@ -92,18 +91,19 @@ class MRPTrainer(Trainer):
         # Makes the Trainer count answer tokens over accumulated batches and processes, and pass the count on.
         self.model_accepts_loss_kwargs = True
         self._train_sums: Tensor | None = None
-        self._eval_sums: Tensor | None = None
+        self._eval_sums: list[Tensor] = []
 
     # Data
 
     def _get_dataloader(self, dataset: Any, description: str, *args: Any, **kwargs: Any) -> DataLoader[Any]:
         if not isinstance(dataset, IterableDataset):
             name = "train_dataset" if kwargs.get("is_training") else "eval_dataset"
-            dataset = numbered(dataset, self.model.config, name)
+            dataset = numbered(dataset, self.model, name)
         return super()._get_dataloader(dataset, description, *args, **kwargs)
 
     def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = ["input_ids", "labels", "sample_index"]
+        # Annotated as None in the base class.
+        self._signature_columns = ["input_ids", "labels", "sample_index"]  # type: ignore[assignment]
 
     # Objective
 
@@ -138,8 +138,8 @@ class MRPTrainer(Trainer):
             output = self._objective(self.model, inputs, epoch=EVALUATION_EPOCH)
         answers = answer_tokens(inputs)
         rows = torch.cat([output.loss[:, None], answers[:, None], output.sums.flatten(1)], dim=-1)
-        sums = self.accelerator.gather_for_metrics(rows).double().cpu().sum(0)  # without rows that pad the last batch
-        self._eval_sums = sums if self._eval_sums is None else self._eval_sums + sums
+        rows = self.accelerator.gather_for_metrics(rows)  # leaves out rows that pad the last batch
+        self._eval_sums.append(rows.cpu().double().sum(0))
         return output.loss.sum() / answers.sum(), None, None
 
     def evaluation_loop(
@@ -151,10 +151,11 @@ class MRPTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """As `Trainer.evaluation_loop`, with the loss per answer token of the whole set and the lookahead metrics."""
-        self._eval_sums = None
+        self._eval_sums = []
         output = super().evaluation_loop(dataloader, description, True, ignore_keys, metric_key_prefix)
-        if self._eval_sums is not None:
-            loss, answers, *sums = self._eval_sums
+        if self._eval_sums:
+            loss, answers, *sums = torch.stack(self._eval_sums).sum(0)
+            assert output.metrics is not None
             metrics = lookahead_metrics(torch.stack(sums).view(-1, 3)) | {"loss": (loss / answers).item()}
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         return output
@@ -203,6 +204,7 @@ class MRPTrainer(Trainer):
             ValueError: if there is no complete checkpoint to resume from.
         """
         if resume_from_checkpoint:
+            assert self.args.output_dir is not None
             resume_from_checkpoint = find_checkpoint(self.args.output_dir, resume_from_checkpoint)
         with float32_head(self.model):
             output = super().train(resume_from_checkpoint, *args, **kwargs)
@@ -247,7 +249,7 @@ class MRPTrainer(Trainer):
     def _export_callback_states(self) -> None:
         for callback in (*self.callback_handler.callbacks, self.control):
             if isinstance(callback, ExportableState):
-                name, states = type(callback).__name__, self.state.stateful_callbacks
+                name, states = type(callback).__name__, cast(dict[str, Any], self.state.stateful_callbacks)
                 if isinstance(states[name], list):
                     states[name].append(callback.state())
                 else:
@@ -257,6 +259,7 @@ class MRPTrainer(Trainer):
         load_head(self.model, resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
+        assert self.state.best_model_checkpoint is not None
         load_head(self.model, self.state.best_model_checkpoint)
 
 
@@ -279,8 +282,9 @@ def check_trainable(model: MRPForDiffusionLM, args: MRPTrainingArguments) -> Non
         )
 
 
-def check_collator(collator: DataCollatorForMRP, config: MRPConfig) -> None:
+def check_collator(collator: DataCollatorForMRP, model: MRPForDiffusionLM) -> None:
     """Raise a `ValueError` where the collator's batches are not the model's."""
+    config = model.config
     if collator.block_length % config.block_length != 0:
         raise ValueError(
             f"`data_collator` has block_length={collator.block_length}: it must be a multiple of the model's, "
@@ -293,9 +297,9 @@ def check_collator(collator: DataCollatorForMRP, config: MRPConfig) -> None:
         )
 
 
-def numbered(dataset: Any, config: MRPConfig, name: str) -> IndexedDataset:
-    """The dataset with numbered items, within the limits of a model."""
-    return IndexedDataset(dataset, config.vocab_size, config.max_position_embeddings, name)
+def numbered(dataset: Any, model: MRPForDiffusionLM, name: str) -> IndexedDataset:
+    """The dataset with numbered items, within the limits of the model."""
+    return IndexedDataset(dataset, model.config.vocab_size, model.config.max_position_embeddings, name)
 
 
 def answer_tokens(inputs: dict[str, Tensor]) -> Tensor:
@@ -313,9 +317,14 @@ def head_dtype(model: MRPForDiffusionLM) -> torch.dtype:
 def float32_head(model: MRPForDiffusionLM) -> Iterator[None]:
     """Train a half-precision head in float32: small updates would be lost in its rounding."""
     dtype = head_dtype(model)
-    assert model.mrp_head is not None
-    model.mrp_head.float()
+    _cast_head(model, torch.float32)
     try:
         yield
     finally:
-        model.mrp_head.to(dtype)
+        _cast_head(model, dtype)
+
+
+def _cast_head(model: MRPForDiffusionLM, dtype: torch.dtype) -> None:
+    assert model.mrp_head is not None
+    for parameter in model.mrp_head.parameters():  # and not the buffers: rotary frequencies stay in float32
+        parameter.data = parameter.data.to(dtype)

@@ -220,7 +220,9 @@ def test_the_final_model_loads_and_generates(tiny_model, items, tmp_path, predic
 
 def test_half_precision_heads_train_in_float32(tiny_model, items, tmp_path):
     rows = items(8)
-    model = tiny_model().to(torch.bfloat16)
+    model = tiny_model()
+    for parameter in model.parameters():  # as from_pretrained does: buffers stay in float32
+        parameter.data = parameter.data.bfloat16()
     args = arguments(tmp_path, max_steps=2, save_strategy="steps", save_steps=1, learning_rate=1e-6)
     trainer = MRPTrainer(model, args, train_dataset=rows, eval_dataset=rows)
     first = trainer.evaluate()["eval_kl_after_1"]
@@ -231,6 +233,7 @@ def test_half_precision_heads_train_in_float32(tiny_model, items, tmp_path):
     trainer.train()
     assert seen == [torch.float32] * 2
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.bfloat16}
+    assert model.mrp_head.rotary_emb.inv_freq.dtype == torch.float32
     assert all(state["exp_avg"].dtype == torch.float32 for state in trainer.optimizer.state.values())
     assert trainer.evaluate()["eval_kl_after_1"] == pytest.approx(first, rel=0.05)
     # The updates are far below bfloat16's resolution: float32 keeps them, in the checkpoint.
