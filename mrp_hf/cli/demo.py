@@ -27,7 +27,7 @@ def demo(
 
     from mrp_hf.cli.loading import load_checkpoint
     from mrp_hf.demo.compare import compare, count_decodes
-    from mrp_hf.demo.figures import read_figures
+    from mrp_hf.demo.shipped import read_figures
     from mrp_hf.demo.report import print_report, save_json, save_picture
     from mrp_hf.demo.settings import demo_settings
     from mrp_hf.demo.task import problems as make_problems

@@ -1,6 +1,5 @@
 """Loading models for the commands, and quiet while it happens."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,25 +10,12 @@ if TYPE_CHECKING:
 DEMO = "demo"
 
 
-def shipped_checkpoint() -> Path:
-    """The folder of the demo checkpoint that comes with the package.
-
-    Raises:
-        ValueError: if this installation has none.
-    """
-    import mrp_hf.demo
-
-    folder = Path(mrp_hf.demo.__file__).with_name("checkpoint")
-    if not (folder / "config.json").exists():
-        raise ValueError(f"there is no demo checkpoint in {folder}: make one with `mrp-hf build-demo {folder}`")
-    return folder
-
-
 def load_checkpoint(name_or_path: str) -> "tuple[MRPForDiffusionLM, PreTrainedTokenizerBase]":
     """An MRP checkpoint and its tokenizer; the name `demo` means the shipped one."""
     from transformers import AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
+    from mrp_hf.demo.shipped import shipped_checkpoint
     from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
 
     disable_progress_bar()  # of loading weights: the commands show their own

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from mrp_hf.demo.backbone import BLOCK_LENGTH, BackboneRecipe, encode, train_backbone
-from mrp_hf.demo.figures import write_figures
+from mrp_hf.demo.shipped import write_figures
 from mrp_hf.demo.task import Split, problems
 from mrp_hf.demo.tokenizer import build_tokenizer
 from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mrp_hf.demo import build
 from mrp_hf.demo.backbone import BackboneRecipe
 from mrp_hf.demo.build import HeadRecipe, build_demo_checkpoint
-from mrp_hf.demo.figures import read_figures
+from mrp_hf.demo.shipped import read_figures
 from mrp_hf.demo.task import problems
 from mrp_hf.evaluation import decode
 from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
