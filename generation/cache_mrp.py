@@ -81,6 +81,11 @@ class BlockCache(Cache):
         self.committed = self.committed + lengths
         self.longest = int(self.committed.max())
 
+    def forget(self, rows: Tensor) -> None:
+        """Drop all that is committed of the given rows (boolean), so that they write and read at the front."""
+        self.committed = self.committed.masked_fill(rows, 0)
+        self.longest = int(self.committed.max())
+
     def keep(self, offsets: Tensor, count: int, rows: Tensor) -> None:
         """Commit `count` columns found `offsets` columns behind the committed length, for the given rows (indices)."""
         target = self.committed[rows, None] + torch.arange(count, device=rows.device)

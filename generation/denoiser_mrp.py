@@ -133,8 +133,10 @@ class Denoiser:
             self._clean_hidden[rows[:, None], columns] = hidden[rows]
 
     def _pack(self, cache: BlockCache, finished: Tensor, valid: Tensor) -> Packing:
-        # A finished row takes part as padding: nothing of it rides along any more.
-        finished = torch.where(self.rows.active, finished, cache.committed)
+        # A finished row takes part as padding: nothing of it rides along any more, and it is out of the way of rows that
+        # have more to write than there is room behind its end.
+        cache.forget(~self.rows.active)
+        finished = finished.masked_fill(~self.rows.active, 0)
         return pack_candidates(cache.committed, finished, self.rows.positions(), valid, self.model.dtype)
 
     def _remember_clean(self, packing: Packing, hidden: Tensor) -> None:

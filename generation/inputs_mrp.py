@@ -18,7 +18,7 @@ def prepare_inputs(
     model_config: DiffusionLMConfig,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Prompts and their padding mask (0 or 1, int64) on `device`, repeated for `num_return_sequences`.
+    """Prompts and their padding mask (0 or 1), int64 on `device`, repeated for `num_return_sequences`.
 
     Sets `config.pad_token_id` where it is missing.
     """
@@ -47,7 +47,7 @@ def prepare_inputs(
         )
     repeats = config.num_return_sequences or 1
     real = (attention_mask != 0).long().to(device)
-    return input_ids.to(device).repeat_interleave(repeats, dim=0), real.repeat_interleave(repeats, dim=0)
+    return input_ids.long().to(device).repeat_interleave(repeats, dim=0), real.repeat_interleave(repeats, dim=0)
 
 
 def _infer_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:

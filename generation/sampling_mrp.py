@@ -34,8 +34,8 @@ def fold(key: Tensor, value: Tensor | int) -> Tensor:
 
 
 def keyed_uniform(key: Tensor) -> Tensor:
-    """One float32 in (0, 1) for each key."""
-    return ((_mix(key) >> 8).float() + 0.5) * 2.0**-24
+    """One float32 in (0, 1) for each key; of 23 bits, so that adding a half stays exact and 1 is never reached."""
+    return ((_mix(key) >> 9).float() + 0.5) * 2.0**-23
 
 
 def keyed_gumbel(seeds: Tensor, positions: Tensor, steps: Tensor, vocab_size: int) -> Tensor:

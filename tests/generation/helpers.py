@@ -147,8 +147,8 @@ class ScriptedModel(MRPGenerationMixin):
         position = hidden_states.squeeze(-1).long()
         by_head = position >= self.HEAD
         logits = self.logits[position % self.HEAD]
-        return logits if not by_head.any() else torch.where(
-            by_head[:, None], self.corrected[position % self.HEAD], logits
+        return (
+            logits if not by_head.any() else torch.where(by_head[:, None], self.corrected[position % self.HEAD], logits)
         )
 
 

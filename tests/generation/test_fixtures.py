@@ -108,9 +108,7 @@ def test_published_static(published):
 def test_published_direct(published, lookahead_steps):
     model, tensors, expected = published
     sequence = tensors[f"sequence_direct_k{lookahead_steps}"]
-    output = complete(
-        model, tensors["prompt"], sequence, mrp_mode="direct", mrp_num_lookahead_steps=lookahead_steps
-    )
+    output = complete(model, tensors["prompt"], sequence, mrp_mode="direct", mrp_num_lookahead_steps=lookahead_steps)
     assert torch.equal(output.sequences, sequence)
     assert output.mrp_stats.forwards["denoise"].tolist() == [expected[f"direct_k{lookahead_steps}_denoise_forwards"]]
 

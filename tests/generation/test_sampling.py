@@ -124,9 +124,7 @@ def test_no_freedom_is_greedy(model, way, fields):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_same_seed_same_output(model, way):
-    first, second, other = (
-        answers(run(model, PROMPTS, **SAMPLED | WAYS[way] | {"seed": seed})) for seed in (3, 3, 4)
-    )
+    first, second, other = (answers(run(model, PROMPTS, **SAMPLED | WAYS[way] | {"seed": seed})) for seed in (3, 3, 4))
     assert first == second
     assert first != other
 
