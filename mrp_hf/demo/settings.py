@@ -1,15 +1,18 @@
 """What the demo compares: every decoding mode with its controls, as fields of `MRPGenerationConfig`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
 Group = Literal["static", "static, more a step", "direct", "plain dynamic", "remask", "speculative"]
+Drafter = Literal["trained head", "untrained head", "no head"]
 
 DYNAMIC_THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 REMASK_THRESHOLDS = (0.5, 0.7, 0.9)
 DIRECT_STEPS = (1, 2, 3)
 SPECULATIVE_STEPS = (1, 3, 6)
+DRAFTERS: dict[Drafter, str] = {"trained head": "head", "untrained head": "head", "no head": "backbone"}
 STATIC = "static"
 
 
@@ -27,9 +30,9 @@ class Setting:
 
     name: str
     group: Group
-    fields: dict[str, object]
+    fields: Mapping[str, object]
     value: float | None = None
-    drafter: Literal["trained head", "untrained head", "no head"] | None = None
+    drafter: Drafter | None = None
 
 
 def demo_settings(block_length: int) -> list[Setting]:
@@ -47,8 +50,7 @@ def demo_settings(block_length: int) -> list[Setting]:
         remask = {"mrp_mode": "remask", "confidence_threshold": threshold}
         settings.append(Setting(f"remask, {threshold}", "remask", remask, threshold))
     for steps in SPECULATIVE_STEPS:
-        speculative = {"mrp_mode": "speculative", "mrp_num_lookahead_steps": steps}
-        for drafter, field_value in (("trained head", "head"), ("untrained head", "head"), ("no head", "backbone")):
-            fields = speculative | {"mrp_drafter": field_value}
+        for drafter, mrp_drafter in DRAFTERS.items():
+            fields = {"mrp_mode": "speculative", "mrp_num_lookahead_steps": steps, "mrp_drafter": mrp_drafter}
             settings.append(Setting(f"speculative, K = {steps}, {drafter}", "speculative", fields, steps, drafter))
     return settings
