@@ -12,6 +12,7 @@ _UNSUPPORTED = (
     ("use_liger_kernel", False, "the backbone must stay as it was loaded"),
     ("label_smoothing_factor", 0.0, "the targets are the backbone's distributions"),
     ("neftune_noise_alpha", None, "the backbone takes no noise"),
+    ("average_tokens_across_devices", True, "the loss is divided by the answer tokens of all processes"),
 )
 
 

@@ -46,13 +46,14 @@ def mrp_objective(model: MRPForDiffusionLM, input_ids: Tensor, lengths: Tensor, 
 
     teacher = run_teacher(model, layout, input_ids, noisy_ids)
     before = teacher.noisy[0].flatten(0, 1)
+    chunk = max(1, CHUNK_ELEMENTS // model.config.vocab_size)
     loss = torch.zeros(rows, device=input_ids.device)
     sums = []
     for k, accumulator in enumerate(run_student(model, layout, input_ids, noisy_ids, teacher), start=1):
         at = points[k - 1]
         row = at // layout.columns.shape[1]
         after_kl, before_kl = position_kl(
-            accumulator.flatten(0, 1)[at], teacher.noisy[k].flatten(0, 1)[at], before[at], model.project
+            accumulator.flatten(0, 1)[at], teacher.noisy[k].flatten(0, 1)[at], before[at], model.project, chunk
         )
         loss = loss.index_add(0, row, after_kl * weights[at])
         terms = torch.stack([torch.ones_like(before_kl), before_kl, after_kl.detach()], dim=-1)
@@ -61,7 +62,7 @@ def mrp_objective(model: MRPForDiffusionLM, input_ids: Tensor, lengths: Tensor, 
 
 
 def position_kl(
-    student: Tensor, teacher: Tensor, before: Tensor, project: Callable[[Tensor], Tensor]
+    student: Tensor, teacher: Tensor, before: Tensor, project: Callable[[Tensor], Tensor], chunk: int
 ) -> tuple[Tensor, Tensor]:
     """KL(teacher ‖ student) and KL(teacher ‖ before) of each position, float32 (positions,).
 
@@ -69,8 +70,9 @@ def position_kl(
         student, teacher, before (`Tensor` of shape (positions, hidden)): inputs of the LM head. Only `student` takes a
             gradient, through the first result.
         project (`Callable`): the LM head; each row of its output depends on the same row of its input.
+        chunk (`int`): positions whose logits exist at a time.
     """
-    return _PositionKL.apply(student, teacher, before, project)
+    return _PositionKL.apply(student, teacher, before, project, chunk)
 
 
 class _PositionKL(torch.autograd.Function):
@@ -78,14 +80,12 @@ class _PositionKL(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, student: Tensor, teacher: Tensor, before: Tensor, project: Callable[[Tensor], Tensor]
+        ctx: Any, student: Tensor, teacher: Tensor, before: Tensor, project: Callable[[Tensor], Tensor], size: int
     ) -> tuple[Tensor, Tensor]:
         wants_gradient = ctx.needs_input_grad[0]
         after_kl, before_kl = student.new_empty(2, len(student), dtype=torch.float32)
         gradient = torch.empty_like(student) if wants_gradient else None
-        start = 0
-        size = max(1, CHUNK_ELEMENTS // project(student[:0]).shape[-1])
-        while start < len(student):
+        for start in range(0, len(student), size):
             chunk = slice(start, start + size)
             target = project(teacher[chunk]).float().log_softmax(-1)
             probability = target.exp()
@@ -98,15 +98,14 @@ class _PositionKL(torch.autograd.Function):
             if gradient is not None:
                 slope = predicted.exp_().sub_(probability)  # of the KL in the student's logits, in float32
                 (gradient[chunk],) = torch.autograd.grad(logits, leaf, slope.to(logits.dtype))
-            start += size
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(before_kl)
         return after_kl, before_kl
 
     @staticmethod
-    def backward(ctx: Any, after_gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, after_gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return (gradient * after_gradient.unsqueeze(-1)).to(gradient.dtype), None, None, None
+        return (gradient * after_gradient.unsqueeze(-1)).to(gradient.dtype), None, None, None, None
 
 
 def _kl(probability: Tensor, target: Tensor, predicted: Tensor) -> Tensor:

@@ -114,15 +114,18 @@ class MRPTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The loss of one batch, divided by the answer tokens of all batches that share an update."""
+        """The loss of one batch, divided by the answer tokens of all batches that share an update.
+
+        Args:
+            num_items_in_batch (`Tensor` or `int`, *optional*): their number over all processes; else this batch's.
+        """
         output = self._objective(model, inputs, epoch=int(self.state.epoch or 0))
         sums = output.sums.sum(0)
         self._train_sums = sums if self._train_sums is None else self._train_sums + sums
         if num_items_in_batch is None:
-            num_items_in_batch = answer_tokens(inputs).sum()
-        loss = output.loss.sum() / num_items_in_batch
-        if self.args.average_tokens_across_devices:
-            loss = loss * self.accelerator.num_processes  # gradients are averaged over processes
+            loss = output.loss.sum() / answer_tokens(inputs).sum()
+        else:  # counted over all processes, while gradients are averaged over them
+            loss = output.loss.sum() * self.accelerator.num_processes / num_items_in_batch
         return (loss, output) if return_outputs else loss
 
     def prediction_step(

@@ -38,6 +38,7 @@ def test_another_schedule_takes_no_floor(tmp_path):
         ({"reveal_min": 3, "reveal_max": 2}, "`reveal_min` is 3 and `reveal_max` 2"),
         ({"noise_seed": -1}, "`noise_seed` .* got -1"),
         ({"activation_checkpointing": True}, "`activation_checkpointing=True` is not supported"),
+        ({"average_tokens_across_devices": False}, "`average_tokens_across_devices=False` is not supported"),
         ({"label_smoothing_factor": 0.1}, "`label_smoothing_factor=0.1` is not supported"),
     ],
 )

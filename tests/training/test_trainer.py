@@ -168,12 +168,13 @@ def test_named_evaluation_sets_and_predict(tiny_model, items, tmp_path):
 def test_datasets_with_more_columns_and_groups_by_length(tiny_model, items, tmp_path):
     rows = [item | {"text": "x", "attention_mask": [1] * len(item["input_ids"])} for item in items(12)]
     losses = []
-    for dataset in (rows, datasets.Dataset.from_list(rows), datasets.Dataset.from_list(rows).with_format("torch")):
-        args = arguments(tmp_path, train_sampling_strategy="group_by_length")
+    table = datasets.Dataset.from_list(rows)
+    for dataset, workers in ((rows, 0), (table, 0), (table.with_format("torch"), 0), (rows, 2)):
+        args = arguments(tmp_path, train_sampling_strategy="group_by_length", dataloader_num_workers=workers)
         trainer = MRPTrainer(tiny_model(), args, train_dataset=dataset)
         trainer.train()
         losses.append(logged(trainer, "loss"))
-    assert losses[0] == losses[1] == losses[2]
+    assert losses[0] == losses[1] == losses[2] == losses[3]
 
 
 class Stream(IterableDataset):
