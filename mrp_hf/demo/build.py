@@ -39,7 +39,7 @@ class HeadRecipe:
     initializer_range: float = 0.02
     lookahead_steps: int = 4
     max_reveal: int = 4
-    steps: int = 2000
+    steps: int = 1200
     problems_per_step: int = 16
     learning_rate: float = 2e-3
     warmup_steps: int = 50
