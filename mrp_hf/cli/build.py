@@ -1,7 +1,7 @@
 """`mrp-hf build-demo`: the demo checkpoint from nothing."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,7 +24,7 @@ def build_demo(
     from mrp_hf.demo.backbone import BackboneRecipe
     from mrp_hf.demo.build import HeadRecipe, build_demo_checkpoint
 
-    head_settings = {
+    head_settings: dict[str, Any] = {
         "steps": head_steps,
         "num_mrp_layers": head_layers,
         "learning_rate": head_learning_rate,

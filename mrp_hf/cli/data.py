@@ -55,8 +55,9 @@ def encode_conversation(
         prompt = tokenizer("\n".join(message["content"] for message in messages[:-1]))["input_ids"]
         answer = tokenizer(messages[-1]["content"], add_special_tokens=False)["input_ids"]
     else:
-        prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
-        whole = tokenizer.apply_chat_template(messages, return_dict=False)
+        template: Any = tokenizer.apply_chat_template  # what it returns depends on its arguments
+        prompt = template(messages[:-1], add_generation_prompt=True, return_dict=False)
+        whole = template(messages, return_dict=False)
         if whole[: len(prompt)] != prompt:
             raise ValueError(f"{where}: the chat template writes the prompt differently when an answer follows it")
         answer = whole[len(prompt) :]

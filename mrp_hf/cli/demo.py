@@ -27,9 +27,9 @@ def demo(
 
     from mrp_hf.cli.loading import load_checkpoint
     from mrp_hf.demo.compare import compare, count_decodes
-    from mrp_hf.demo.shipped import read_figures
     from mrp_hf.demo.report import print_report, save_json, save_picture
     from mrp_hf.demo.settings import demo_settings
+    from mrp_hf.demo.shipped import read_figures
     from mrp_hf.demo.task import problems as make_problems
 
     console = Console()
@@ -49,7 +49,7 @@ def demo(
             problems_alone=alone,
             on_batch=lambda setting, done: progress.update(task, advance=done, description=setting.name),
         )
-    figures = read_figures(model.config.name_or_path)
+    figures = read_figures(str(model.config.name_or_path))
     print_report(comparison, figures, console)
     output.mkdir(parents=True, exist_ok=True)
     save_json(comparison, figures, output / "report.json")

@@ -2,7 +2,7 @@
 
 import sys
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -71,11 +71,11 @@ def generate(
         "top_p": top_p,
         "seed": seed,
     }
-    given = {name: value for name, value in fields.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     if mode is not None:
         given["mrp_mode"] = None if mode is Mode.plain else mode.value
     model, tokenizer = load_checkpoint(checkpoint)
-    model.to(device)
+    model.to(device)  # type: ignore[arg-type]
     if raw or tokenizer.chat_template is None:
         inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     else:
@@ -83,10 +83,10 @@ def generate(
         inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     inputs = inputs.to(device)
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if stream else None
-    output = model.generate(**inputs, streamer=streamer, return_dict_in_generate=True, **given)
+    output: Any = model.generate(**inputs, streamer=streamer, return_dict_in_generate=True, **given)
     if streamer is None:
         answer = output.sequences[0, inputs["input_ids"].shape[1] :]
-        typer.echo(tokenizer.decode(answer, skip_special_tokens=True).strip())
+        typer.echo(str(tokenizer.decode(answer, skip_special_tokens=True)).strip())
     if stats:
         forwards, head = output.mrp_stats.backbone_forwards.item(), output.mrp_stats.head_forwards.item()
         rate = output.tokens_per_forward.item()

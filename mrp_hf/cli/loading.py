@@ -1,6 +1,6 @@
 """Loading models for the commands, and quiet while it happens."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,7 +24,7 @@ def load_checkpoint(name_or_path: str) -> "tuple[MRPForDiffusionLM, PreTrainedTo
     return model, AutoTokenizer.from_pretrained(folder)
 
 
-def load_backbone(name_or_path: str, **settings: object) -> "tuple[MRPForDiffusionLM, PreTrainedTokenizerBase]":
+def load_backbone(name_or_path: str, **settings: Any) -> "tuple[MRPForDiffusionLM, PreTrainedTokenizerBase]":
     """A backbone under a fresh head, and its tokenizer; `demo` means the shipped checkpoint's. For `settings` see
     `MRPForDiffusionLM.from_backbone`."""
     from transformers import AutoTokenizer

@@ -1,5 +1,6 @@
 """`mrp-hf train`: put a head on a backbone and train it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +9,8 @@ import typer
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
+
+    from mrp_hf.demo.task import Split
 
 DEMO_PROBLEMS = 16_000
 
@@ -80,16 +83,16 @@ def train(
     typer.echo(f"The checkpoint is in {output}.")
 
 
-def _dataset(data: str, tokenizer: "PreTrainedTokenizerBase", block_length: int, split: str) -> "datasets.Dataset":
+def _dataset(data: str, tokenizer: "PreTrainedTokenizerBase", block_length: int, split: "Split") -> "datasets.Dataset":
     import datasets
 
-    from mrp_hf.cli.data import encode_conversation, read_records
+    from mrp_hf.cli.data import Messages, encode_conversation, read_records
     from mrp_hf.cli.loading import DEMO
     from mrp_hf.demo.task import problems
 
     if data == DEMO:
         count = DEMO_PROBLEMS if split == "train" else 512
-        records = (
+        records: Iterator[tuple[str, Messages]] = (
             ("demo task", [{"role": "user", "content": p.question}, {"role": "assistant", "content": p.answer}])
             for p in problems(split, count)
         )

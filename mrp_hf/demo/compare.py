@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from mrp_hf.demo.settings import STATIC, Setting
@@ -78,14 +79,15 @@ def untrained_twin(model: MRPForDiffusionLM) -> MRPForDiffusionLM:
 def head_cost(model: MRPForDiffusionLM) -> float:
     """Parameters that a head forward multiplies with, over those of a backbone forward, LM head included in both."""
 
-    def matrices(module: object) -> int:
+    def matrices(module: nn.Module) -> int:
         return sum(p.numel() for p in module.parameters() if p.ndim == 2)
 
-    embeddings = model.get_input_embeddings().weight.numel()
-    lm_head = model.get_output_embeddings().weight.numel()
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    backbone = matrices(model.backbone) - (0 if tied else embeddings)
-    return (matrices(model.mrp_head) + lm_head) / backbone if model.mrp_head is not None else 0.0
+    if model.mrp_head is None:
+        return 0.0
+    embeddings, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = embeddings.weight is lm_head.weight
+    backbone = matrices(model.backbone) - (0 if tied else matrices(embeddings))
+    return (matrices(model.mrp_head) + matrices(lm_head)) / backbone
 
 
 def compare(

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from rich.console import Console
@@ -17,7 +18,7 @@ GROUPS = (
 )
 
 
-def print_report(comparison: Comparison, figures: dict[str, object] | None, console: Console) -> None:
+def print_report(comparison: Comparison, figures: dict[str, Any] | None, console: Console) -> None:
     """Print one table over all settings and, where the checkpoint's `figures` are known, one of its heads."""
     console.print(_settings_table(comparison))
     error = 50 / comparison.problems**0.5
@@ -65,7 +66,7 @@ def _row(score: Score, problems: int) -> tuple[str, ...]:
     )
 
 
-def _heads_table(figures: dict[str, object]) -> Table:
+def _heads_table(figures: dict[str, Any]) -> Table:
     explained: dict[str, list[float]] = figures["residual_explained"]
     steps = range(1, len(next(iter(explained.values()))) + 1)
     table = Table(title="Share of KL(B || A) that the head explains, held-out data, in %", title_justify="left")
@@ -77,7 +78,7 @@ def _heads_table(figures: dict[str, object]) -> Table:
     return table
 
 
-def save_json(comparison: Comparison, figures: dict[str, object] | None, path: Path) -> None:
+def save_json(comparison: Comparison, figures: dict[str, Any] | None, path: Path) -> None:
     """Everything that the tables and the picture show, unrounded."""
     report = {
         "problems": comparison.problems,
@@ -105,7 +106,7 @@ def save_picture(comparison: Comparison, path: Path) -> None:
 
 
 def _draw_accuracy(axes: "matplotlib.axes.Axes", comparison: Comparison) -> None:
-    styles = {
+    styles: dict[str, dict[str, Any]] = {
         "plain dynamic": {"color": "#5b6770", "marker": "o", "label": "plain dynamic, by threshold"},
         "remask": {"color": "#c8442b", "marker": "D", "label": "remask, by threshold"},
         "static, more a step": {"color": "#9aa5ad", "marker": "s", "linestyle": ":", "label": "static, K + 1 a step"},
@@ -139,7 +140,7 @@ def _draw_accuracy(axes: "matplotlib.axes.Axes", comparison: Comparison) -> None
 
 def _draw_speculative(axes: "matplotlib.axes.Axes", comparison: Comparison) -> None:
     scores = comparison.group("speculative")
-    steps = sorted({score.setting.value for score in scores})
+    steps = sorted({score.setting.value for score in scores if score.setting.value is not None})
     colors = {"trained head": "#c8442b", "no head": "#5b6770", "untrained head": "#cfd5d9"}
     width = 0.26
     for offset, (drafter, color) in enumerate(colors.items()):

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -44,17 +45,18 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, questions: Sequence[str])
     if tokenizer.chat_template is None:
         return [tokenizer(question)["input_ids"] for question in questions]
     chats = [[{"role": "user", "content": question}] for question in questions]
-    return [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
+    template: Any = tokenizer.apply_chat_template  # what it returns depends on its arguments
+    return [template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
 
 
 def decode_batch(
-    model: MRPForDiffusionLM, tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], **generation_fields: object
+    model: MRPForDiffusionLM, tokenizer: PreTrainedTokenizerBase, questions: Sequence[str], **generation_fields: Any
 ) -> Decoded:
     """Decode `questions` as one left-padded batch; `generation_fields` are those of `MRPGenerationConfig`."""
     batch = tokenizer.pad({"input_ids": encode_prompts(tokenizer, questions)}, padding_side="left", return_tensors="pt")
     batch = batch.to(model.device)
     start = time.perf_counter()
-    output = model.generate(**batch, return_dict_in_generate=True, **generation_fields)
+    output: Any = model.generate(**batch, return_dict_in_generate=True, **generation_fields)
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
     seconds = time.perf_counter() - start
@@ -79,7 +81,7 @@ def decode(
     *,
     batch_size: int = 16,
     on_batch: Callable[[int], object] | None = None,
-    **generation_fields: object,
+    **generation_fields: Any,
 ) -> Decoded:
     """Decode `questions` in batches; `on_batch` is told how many were done in each, for a progress bar."""
     decoded = Decoded()
