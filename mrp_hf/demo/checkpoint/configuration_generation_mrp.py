@@ -1,0 +1,203 @@
+"""`MRPGenerationConfig`: how to decode, with every default in one place."""
+
+import difflib
+from typing import Any, Literal, get_args
+
+from transformers import GenerationConfig
+from transformers.utils import logging
+
+from .reveal_mrp import STRATEGIES
+
+logger = logging.get_logger(__name__)
+
+Mode = Literal["direct", "speculative", "remask"]
+MODES: tuple[str, ...] = get_args(Mode)
+DRAFTERS = ("head", "backbone")
+REMASK_RULES = ("confidence",)
+
+# None means "not set" in a config, so that configs can be laid over each other; these stand where nothing is set.
+DEFAULTS: dict[str, Any] = {
+    "mrp_num_lookahead_steps": 3,
+    "remasking_strategy": "low_confidence_static",
+    "confidence_threshold": 0.9,
+    "remask_rule": "confidence",
+    "max_new_tokens": 256,
+}
+# Remasking needs eager reveals to have something to take back.
+MODE_DEFAULTS: dict[str, dict[str, Any]] = {"remask": {"remasking_strategy": "low_confidence_dynamic"}}
+
+# What has no meaning, or another one, where tokens are not written from left to right, and the values that ask for
+# nothing.
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "repetition_penalty": (1.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "diversity_penalty": (0.0,),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0.0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "guidance_scale": (1.0,),
+    "output_scores": (False,),
+    "output_logits": (False,),
+    "output_attentions": (False,),
+    "output_hidden_states": (False,),
+    **dict.fromkeys(
+        (
+            "min_p",
+            "top_h",
+            "typical_p",
+            "epsilon_cutoff",
+            "eta_cutoff",
+            "bad_words_ids",
+            "begin_suppress_tokens",
+            "sequence_bias",
+            "forced_bos_token_id",
+            "forced_eos_token_id",
+            "exponential_decay_length_penalty",
+            "watermarking_config",
+            "stop_strings",
+            "max_time",
+            "prompt_lookup_num_tokens",
+            "force_words_ids",
+            "constraints",
+            "dola_layers",
+            "cache_implementation",
+            "prefill_chunk_size",
+            "token_healing",
+        ),
+        (False,),
+    ),
+}
+_LENGTHS = ("max_new_tokens", "max_length")
+
+
+def _check(condition: bool, name: str, value: Any, remedy: str) -> None:
+    if not condition:
+        raise ValueError(f"`{name}` is {value!r}: {remedy}.")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+class MRPGenerationConfig(GenerationConfig):
+    """A `GenerationConfig` with the fields of diffusion decoding and Multi-token Residual Prediction.
+
+    Of transformers' own fields these are read: `max_new_tokens` (256 unless set), `max_length`, `do_sample`,
+    `temperature`, `top_k`, `top_p`, `suppress_tokens`, `num_return_sequences`, `return_dict_in_generate` and the
+    special tokens' ids. Fields that cannot hold for diffusion decoding are refused by `generate`.
+
+    Args:
+        mrp_mode (`str`, *optional*): `None` decodes with the backbone alone; `"direct"`, `"speculative"` (lossless) and
+            `"remask"` spend lookahead steps.
+        mrp_num_lookahead_steps (`int`, *optional*, defaults to 3): K, lookahead steps behind one backbone forward, in
+            direct and speculative mode.
+        mrp_drafter (`str`, *optional*): `"head"` drafts with the MRP head, `"backbone"` with the next-best picks of the
+            backbone's own logits, which needs no head. Defaults to the head where it has been trained.
+        block_length (`int`, *optional*, defaults to the model's): tokens denoised together.
+        denoising_steps (`int`, *optional*, defaults to `block_length`): steps that a block's reveals are spread over.
+        remasking_strategy (`str`, *optional*, defaults to `"low_confidence_static"`, in remask mode to
+            `"low_confidence_dynamic"`): the reveal rule, see `RevealRule`.
+        confidence_threshold (`float`, *optional*, defaults to 0.9): what `"low_confidence_dynamic"` reveals above.
+        remask_rule (`str`, *optional*, defaults to `"confidence"`): how remask mode judges (the paper's rule).
+        remask_threshold (`float`, *optional*, defaults to `confidence_threshold`): corrected confidence below which a
+            token of the same step is masked again.
+        seed (`int` or `list[int]`, *optional*): seed of the sampling noise, one for all rows or one a row; drawn from
+            torch's default generator unless set.
+    """
+
+    MRP_FIELDS = (
+        "mrp_mode",
+        "mrp_num_lookahead_steps",
+        "mrp_drafter",
+        "block_length",
+        "denoising_steps",
+        "remasking_strategy",
+        "confidence_threshold",
+        "remask_rule",
+        "remask_threshold",
+        "seed",
+    )
+
+    def __init__(self, **kwargs: Any):
+        for name in self.MRP_FIELDS:
+            setattr(self, name, kwargs.pop(name, None))
+        _reject_unknown(kwargs)
+        super().__init__(**kwargs)
+
+    def validate(self, strict: bool = False, user_set_attributes: set[str] | None = None) -> None:
+        """Raise `ValueError` naming the field, its value and the remedy."""
+        for name, allowed in (
+            ("mrp_mode", MODES),
+            ("mrp_drafter", DRAFTERS),
+            ("remasking_strategy", STRATEGIES),
+            ("remask_rule", REMASK_RULES),
+        ):
+            value = getattr(self, name)
+            _check(value is None or value in allowed, name, value, f"choose one of {', '.join(allowed)}, or None")
+        for name in ("mrp_num_lookahead_steps", "block_length", "denoising_steps", "num_return_sequences"):
+            value = getattr(self, name)
+            _check(value is None or _is_count(value), name, value, "give a whole number of at least 1")
+        for name in ("confidence_threshold", "remask_threshold", "top_p"):
+            value = getattr(self, name)
+            inside = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+            _check(value is None or inside, name, value, "a probability is wanted, from 0 to 1")
+        seeds = self.seed if isinstance(self.seed, list | tuple) else [self.seed]
+        for seed in seeds:
+            fine = seed is None or (isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**62)
+            _check(fine, "seed", self.seed, "give a whole number from 0 to 2**62 - 1, or a list of them, one a row")
+        if self.temperature is not None:
+            _check(self.temperature >= 0, "temperature", self.temperature, "give 0 (greedy) or more")
+        super().validate(strict=strict, user_set_attributes=user_set_attributes)
+
+    @classmethod
+    def from_model_config(cls, model_config: Any) -> "MRPGenerationConfig":
+        """Refused: a model's config holds no decoding fields (transformers would copy by attribute name)."""
+        raise NotImplementedError("make an MRPGenerationConfig from its fields, or load generation_config.json")
+
+
+def resolve(
+    own: GenerationConfig | None, given: GenerationConfig | None, fields: dict[str, Any]
+) -> MRPGenerationConfig:
+    """The config a call decodes with: defaults, then the model's own, then the one given, then keyword arguments.
+
+    Raises:
+        ValueError: for an unknown or refused field, or a value out of range.
+    """
+    if given is not None and not isinstance(given, GenerationConfig):
+        raise TypeError(f"`generation_config` is a {type(given).__name__}: give a GenerationConfig.")
+    _reject_unknown({name: None for name in fields if name not in MRPGenerationConfig.MRP_FIELDS})
+    merged: dict[str, Any] = {}
+    layers = [_set_fields(own), _set_fields(given), fields]
+    for layer in layers:
+        if any(layer.get(name) is not None for name in _LENGTHS):
+            merged = {name: value for name, value in merged.items() if name not in _LENGTHS}
+        merged.update(layer)
+    mode_defaults = MODE_DEFAULTS.get(merged.get("mrp_mode") or "", {})
+    for name, value in {**DEFAULTS, **mode_defaults}.items():
+        if merged.get(name) is None and not (name == "max_new_tokens" and merged.get("max_length") is not None):
+            merged[name] = value
+    for name, neutral in _REFUSED.items():
+        value = merged.get(name)
+        remedy = "diffusion decoding writes tokens in no fixed order and cannot honour it; leave it out"
+        _check(value is None or value in neutral, name, value, remedy)
+    return MRPGenerationConfig(**merged)
+
+
+def _set_fields(config: GenerationConfig | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    hidden = ("transformers_version", "_from_model_config")
+    return {name: value for name, value in config.to_dict().items() if value is not None and name not in hidden}
+
+
+def _reject_unknown(fields: dict[str, Any]) -> None:
+    known = {*vars(GenerationConfig()), *MRPGenerationConfig.MRP_FIELDS, "_commit_hash"}
+    for name in fields:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean `{close[0]}`?" if close else "see MRPGenerationConfig for the options there are."
+            raise ValueError(f"`{name}` is no generation option: {hint}")

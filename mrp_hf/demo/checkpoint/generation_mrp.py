@@ -1,0 +1,155 @@
+"""`MRPGenerationMixin.generate`: check the call, choose a decoding loop, pack the output."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin
+from transformers.generation.streamers import BaseStreamer
+from transformers.utils import ModelOutput, logging
+
+from .configuration_generation_mrp import MRPGenerationConfig, resolve
+from .denoiser_mrp import Denoiser
+from .direct_mrp import decode_direct
+from .inputs_mrp import check_length, prepare_inputs, row_seeds
+from .plain_mrp import decode_plain
+from .remask_mrp import decode_remask
+from .reveal_mrp import RevealRule
+from .rows_mrp import Rows
+from .sampling_mrp import TokenChooser
+from .speculative_mrp import decode_speculative
+from .stats_mrp import MRPStats
+from .streaming_mrp import RowStreamer
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass
+class MRPGenerationOutput(ModelOutput):
+    """What `generate` returns with `return_dict_in_generate=True`.
+
+    Attributes:
+        sequences (`Tensor` of shape (rows, input width + longest answer)): the input, then the new tokens; padding
+            follows a row's end.
+        tokens_per_forward (`Tensor` of shape (rows,)): new tokens kept, end of sequence included, a backbone forward.
+        mrp_stats (`MRPStats`): exact counts, per row.
+    """
+
+    sequences: Tensor | None = None
+    tokens_per_forward: Tensor | None = None
+    mrp_stats: MRPStats | None = None
+
+
+class MRPGenerationMixin(GenerationMixin):
+    """Diffusion decoding for a model that offers what `DiffusionLM` asks for."""
+
+    @torch.no_grad()
+    def generate(  # type: ignore[override]
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        streamer: BaseStreamer | None = None,
+        **fields: Any,
+    ) -> Tensor | MRPGenerationOutput:
+        """Complete prompts by denoising block after block.
+
+        A row's output is the same alone, in any batch, with left or right padding. In speculative mode it is the same
+        as in plain mode, token for token, greedy and sampled. A row ends at its first end-of-sequence token or after
+        `max_new_tokens`; only padding follows. The mask token is never generated.
+
+        Args:
+            input_ids (`Tensor` of shape (rows, width)): prompts of any lengths, padded left or right.
+            attention_mask (`Tensor` of shape (rows, width), *optional*): 1 at real tokens. Without it, padding is
+                inferred from `pad_token_id`, with a warning.
+            generation_config (`GenerationConfig`, *optional*): laid over the model's own.
+            streamer (`BaseStreamer`, *optional*): for one row: `put(prompt)`, `put_draft` of the current block's new
+                tokens every round, `put` of kept tokens for every finished block, `end()`.
+            fields: fields of `MRPGenerationConfig`, of highest priority. Unknown ones are an error.
+
+        Returns:
+            `Tensor` of shape (rows, width + longest answer), or `MRPGenerationOutput` with `return_dict_in_generate`.
+
+        Raises:
+            ValueError: for any wrong argument, before work is done.
+        """
+        config = resolve(self.generation_config, generation_config, fields)
+        input_ids, attention_mask = prepare_inputs(input_ids, attention_mask, config, self.config, self.device)
+        if streamer is not None and len(input_ids) != 1:
+            raise ValueError(f"`streamer` follows one row, but there are {len(input_ids)}: generate them one by one.")
+        denoiser, loop = self._start_decode(input_ids, attention_mask, config)
+        rows = denoiser.rows
+        row_streamer = None if streamer is None else RowStreamer(streamer, rows)
+        for _ in loop:
+            if row_streamer is not None:
+                row_streamer.update()
+        if streamer is not None:
+            streamer.end()
+
+        tokens, kept = rows.new_tokens()
+        tokens = tokens[:, : int(kept.max())]
+        behind = torch.arange(tokens.shape[1], device=tokens.device) >= kept[:, None]
+        sequences = torch.cat([input_ids, tokens.masked_fill(behind, config.pad_token_id)], dim=1)
+        if not config.return_dict_in_generate:
+            return sequences
+        stats = denoiser.stats.cpu()
+        tokens_per_forward = kept.cpu() / stats.backbone_forwards
+        return MRPGenerationOutput(sequences=sequences, tokens_per_forward=tokens_per_forward, mrp_stats=stats)
+
+    def _start_decode(
+        self, input_ids: Tensor, attention_mask: Tensor, config: MRPGenerationConfig
+    ) -> tuple[Denoiser, Iterator[None]]:
+        """The denoiser of this call and the loop of its mode, checked and not yet started."""
+        mode, steps = config.mrp_mode, config.mrp_num_lookahead_steps
+        block_length = config.block_length or self.config.block_length
+        denoising_steps = config.denoising_steps or block_length
+        if denoising_steps > block_length:
+            raise ValueError(
+                f"`denoising_steps` is {denoising_steps}, but a block has {block_length} tokens: give at most those."
+            )
+        draft_with_head = self._draft_with_head(config)
+        use_head = mode in ("direct", "remask") or (mode == "speculative" and draft_with_head)
+        if use_head and self.config.num_mrp_layers == 0:
+            asked = "mrp_drafter='head'" if mode == "speculative" else f"mrp_mode={mode!r}"
+            raise ValueError(
+                f"`{asked}` needs an MRP head, and this model has none (num_mrp_layers=0): attach one with "
+                "MRPForDiffusionLM.from_backbone, or use mrp_mode='speculative' with mrp_drafter='backbone'."
+            )
+        prompt_lengths = attention_mask.sum(-1)
+        max_new_tokens = check_length(prompt_lengths, config, self.config, block_length)
+        rows = Rows.start(
+            input_ids,
+            attention_mask,
+            max_new_tokens,
+            row_seeds(config, len(input_ids), input_ids.device),
+            block_length,
+            self.config.mask_token_id,
+            torch.tensor(_as_list(config.eos_token_id), dtype=torch.long, device=input_ids.device),
+        )
+        rule = RevealRule(config.remasking_strategy, block_length, denoising_steps, config.confidence_threshold)
+        chooser = TokenChooser.from_config(config, self.config.mask_token_id, input_ids.device)
+        speculated = steps if mode == "speculative" else 0
+        denoiser = Denoiser(self, rows, rule, chooser, speculated, use_head)
+        if mode == "direct":
+            return denoiser, decode_direct(denoiser, steps)
+        if mode == "speculative":
+            return denoiser, decode_speculative(denoiser, steps, draft_with_head)
+        if mode == "remask":
+            threshold = config.remask_threshold
+            return denoiser, decode_remask(denoiser, config.confidence_threshold if threshold is None else threshold)
+        return denoiser, decode_plain(denoiser)
+
+    def _draft_with_head(self, config: MRPGenerationConfig) -> bool:
+        if config.mrp_drafter is not None:
+            return config.mrp_drafter == "head"
+        if not self.config.mrp_head_trained and config.mrp_mode == "speculative":
+            logger.warning_once(
+                "The model has no trained MRP head: speculative decoding drafts with mrp_drafter='backbone'."
+            )
+        return self.config.mrp_head_trained
+
+
+def _as_list(value: int | list[int] | None) -> list[int]:
+    return [] if value is None else [value] if isinstance(value, int) else list(value)

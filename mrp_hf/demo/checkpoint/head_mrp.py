@@ -1,0 +1,86 @@
+"""The residual head: a small transformer that reads what was just revealed and predicts how the hidden state moves."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
+
+
+class MRPHead(PreTrainedModel):
+    """``norm(layers(eh_proj([enorm(embedding), hnorm(hidden)])))`` (arXiv 2605.18817).
+
+    Layers, rotary positions and norms are the backbone architecture's own, with its widths. Tensor names are those of
+    the published checkpoints: `enorm`, `hnorm`, `eh_proj`, `layers.*`, `norm`.
+
+    Args:
+        config (`PreTrainedConfig`): the head's config, from `MRPHead.config_for`.
+
+    Linear layers start from a normal distribution of standard deviation `config.initializer_range`, norms from 1: the
+    backbone architecture's own initialisation.
+    """
+
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__(config)
+        # The native stack is taken apart rather than imported by name, so that any architecture serves as a row of the
+        # backbone table. Only its embedding (of one token, see `config_for`) is dropped.
+        stack = AutoModel.from_config(config)
+        self.enorm = copy.deepcopy(stack.norm)
+        self.hnorm = copy.deepcopy(stack.norm)
+        self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.layers = stack.layers
+        self.norm = stack.norm
+        self.rotary_emb = stack.rotary_emb
+        self._no_split_modules = stack._no_split_modules
+        self.post_init()
+
+    @staticmethod
+    def config_for(
+        backbone_config: PreTrainedConfig, num_layers: int, initializer_range: float, dtype: torch.dtype
+    ) -> PreTrainedConfig:
+        """The backbone's config with `num_layers` layers of full attention, another initialisation and no vocabulary.
+
+        Full attention, because every mask is given explicitly.
+        """
+        config = copy.deepcopy(backbone_config)
+        config.num_hidden_layers = num_layers
+        config.layer_types = ["full_attention"] * num_layers
+        config.initializer_range = initializer_range
+        config.dtype = dtype
+        config.vocab_size = 1
+        config.pad_token_id = config.bos_token_id = config.eos_token_id = None
+        return config
+
+    def forward(
+        self,
+        inputs_embeds: Tensor,
+        hidden_states: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Residual hidden state (rows, queries, hidden).
+
+        Args:
+            inputs_embeds (`Tensor` of shape (rows, queries, hidden)): embeddings of the ids *after* the reveal.
+            hidden_states (`Tensor` of shape (rows, queries, hidden)): hidden states from *before* it.
+            position_ids (`Tensor` of shape (rows, queries)): positions from each row's first real token.
+            attention_mask (`Tensor` of shape (rows, 1, queries, keys)): additive mask of the model's dtype.
+            cache (`Cache`, *optional*): the head's own cache; layers are numbered from 0.
+        """
+        states = self.eh_proj(torch.cat([self.enorm(inputs_embeds), self.hnorm(hidden_states)], dim=-1))
+        position_embeddings = self.rotary_emb(states, position_ids)
+        for layer in self.layers:
+            states = layer(
+                states,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                cache=cache,
+                use_cache=cache is not None,
+                position_embeddings=position_embeddings,
+            )
+        return self.norm(states)

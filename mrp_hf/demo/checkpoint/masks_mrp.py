@@ -1,0 +1,99 @@
+"""Every attention mask and every position is built here, from one rule.
+
+Each token carries a *copy* and a *block*. Copy 0 is the clean text; every other copy holds some denoising state of some
+blocks: a noisy training copy, the block being decoded, a speculative candidate. Copies with other numbers never see
+each other. The rule, for block-causal backbones (SDAR, arXiv 2510.06303; block diffusion, arXiv 2503.09573):
+
+    a token sees the clean copy's earlier blocks, and its own block in its own copy.
+
+Several documents in one row need no further rule: number their blocks consecutively and let `first_block` say where a
+token's own document starts.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CLEAN = 0
+PADDING = -1
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turn a boolean (batch, queries, keys) mask into an additive (batch, 1, queries, keys) mask of `dtype`.
+
+    Boolean masks are not used because eager attention *adds* whatever mask it is given.
+    """
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, torch.finfo(dtype).min).unsqueeze(1)
+
+
+def block_causal_visibility(
+    query_copy: Tensor,
+    query_block: Tensor,
+    key_copy: Tensor | None = None,
+    key_block: Tensor | None = None,
+) -> Tensor:
+    """Which keys each query sees, as a boolean tensor (batch, queries, keys).
+
+    Args:
+        query_copy, query_block (`Tensor` of shape (batch, queries)): copy and block number of each query.
+        key_copy, key_block (`Tensor` of shape (batch, keys), *optional*): the same of the keys; default the queries'.
+
+    Padding has copy and block `PADDING`: no real token sees it, and it sees padding alone, itself at least, so that
+    no softmax row is empty.
+    """
+    key_copy = query_copy if key_copy is None else key_copy
+    key_block = query_block if key_block is None else key_block
+    query_copy, query_block = query_copy.unsqueeze(-1), query_block.unsqueeze(-1)
+    key_copy, key_block = key_copy.unsqueeze(-2), key_block.unsqueeze(-2)
+    earlier_clean = (key_copy == CLEAN) & (key_block < query_block)
+    own_block = (key_copy == query_copy) & (key_block == query_block)
+    return earlier_clean | own_block
+
+
+class Packing(NamedTuple):
+    """Where the tokens of one packed forward stand: ``[clean tokens not yet cached | candidate 1 | ...]``."""
+
+    clean_columns: Tensor  # (rows, width): positions of the clean tokens; padded at the end
+    clean_lengths: Tensor  # (rows,): how many of them are real
+    position_ids: Tensor  # (rows, queries)
+    attention_mask: Tensor  # (rows, 1, queries, keys), additive
+
+
+def pack_candidates(
+    cached: Tensor, finished: Tensor, state_positions: Tensor, valid: Tensor, dtype: torch.dtype
+) -> Packing:
+    """Positions and mask of a forward that reads a cache and packs several candidates of each row's current block.
+
+    The forward's keys lie in the cache behind each row's own cached length, so key column j of a row is position j
+    while j is below that length and query j - length from there on.
+
+    Args:
+        cached (`Tensor` of shape (rows,)): tokens whose keys and values the cache holds.
+        finished (`Tensor` of shape (rows,)): tokens in finished blocks; those beyond `cached` ride along.
+        state_positions (`Tensor` of shape (rows, block_length)): positions of the current block.
+        valid (`Tensor` of shape (rows, candidates)): candidates that are real; the others become padding.
+        dtype (`torch.dtype`): dtype of the mask.
+    """
+    rows, candidates = valid.shape
+    block_length = state_positions.shape[1]
+    clean_lengths = finished - cached
+    width = int(clean_lengths.max())
+    clean_columns = cached[:, None] + torch.arange(width, device=cached.device)
+    clean_real = clean_columns < finished[:, None]
+
+    position_ids = torch.cat([clean_columns, state_positions.repeat(1, candidates)], dim=1)
+    own_copy = torch.arange(1, candidates + 1, device=cached.device).where(valid, PADDING)
+    copies = torch.cat(
+        [torch.where(clean_real, CLEAN, PADDING), own_copy.repeat_interleave(block_length, dim=1)], dim=1
+    )
+    blocks = torch.where(copies == PADDING, PADDING, position_ids // block_length)
+
+    columns = torch.arange(int(cached.max()) + copies.shape[1], device=cached.device).expand(rows, -1)
+    in_cache = columns < cached[:, None]
+    written = cached[:, None] + torch.arange(copies.shape[1], device=cached.device)
+    key_copies = torch.where(in_cache, CLEAN, PADDING).scatter(1, written, copies)
+    key_blocks = torch.where(in_cache, columns // block_length, PADDING).scatter(1, written, blocks)
+    visible = block_causal_visibility(copies, blocks, key_copies, key_blocks)
+    return Packing(clean_columns, clean_lengths, position_ids, additive(visible, dtype))

@@ -1,0 +1,409 @@
+"""`MRPForDiffusionLM`: a frozen diffusion language model with a head that predicts residual logits."""
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, Cache, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils.generic import ModelOutput
+
+from .configuration_generation_mrp import MRPGenerationConfig
+from .generation_mrp import MRPGenerationMixin
+from .masks_mrp import CLEAN, PADDING, additive, block_causal_visibility
+from .backbones_mrp import check_loaded, load_backbone, resolve_backbone
+from .checkpoint_mrp import AUTO_MAP, staged, write_code
+from .configuration_mrp import CODE_VERSION, MRPConfig
+from .head_mrp import MRPHead
+
+logger = logging.getLogger(__name__)
+
+# Settings of `MRPConfig` that `from_backbone` takes by name; the others follow from the backbone.
+BACKBONE_OVERRIDES = ("mask_token_id", "block_length", "attention_pattern", "logit_shift")
+HEAD_OVERRIDES = ("mrp_prediction", "mrp_initializer_range")
+ATTENTION_IMPLEMENTATIONS = ("sdpa", "eager")
+REPOSITORY_OPTIONS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
+
+
+@dataclass
+class MRPOutput(ModelOutput):
+    """What `MRPForDiffusionLM` returns.
+
+    Args:
+        logits (`Tensor` of shape (batch, length, vocabulary)): the backbone's logits, A.
+        last_hidden_state (`Tensor` of shape (batch, length, hidden)): input of the LM head, h.
+        residual_logits (`Tensor` of shape (batch, length, vocabulary), *optional*):
+            LM head applied to what the head predicts, C; corrected logits are A + C (C alone for "direct" heads).
+        mrp_hidden_state (`Tensor` of shape (batch, length, hidden), *optional*):
+            The accumulator: what the next lookahead step reads as hidden state.
+    """
+
+    logits: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    residual_logits: Tensor | None = None
+    mrp_hidden_state: Tensor | None = None
+
+
+class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
+    """A frozen diffusion language model (`backbone`) and a multi-token residual prediction head (`mrp_head`).
+
+    Corrected logits after a reveal are the backbone's logits from before it plus the residual that the head predicts
+    (arXiv 2605.18817). Only the head ever learns: the backbone stays in evaluation mode and takes no gradients.
+
+    Args:
+        config (`MRPConfig`): the configuration.
+        backbone (`PreTrainedModel`, *optional*): a loaded native model; by default one is built from `config`.
+    """
+
+    backbone: PreTrainedModel
+    mrp_head: MRPHead | None
+
+    config_class = MRPConfig
+    generation_config_class = MRPGenerationConfig
+    base_model_prefix = "backbone"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: MRPConfig, backbone: PreTrainedModel | None = None):
+        config.check_values()
+        super().__init__(config)
+        if backbone is None:
+            backbone = AutoModelForCausalLM.from_config(config.backbone_config)
+        else:
+            # Else `post_init` would draw modules anew that were put in by hand, such as resized embeddings.
+            for module in backbone.modules():
+                module._is_hf_initialized = True  # type: ignore[assignment]
+        self.backbone = backbone
+        config.backbone_config = backbone.config
+        self.mrp_head = None
+        if config.num_mrp_layers > 0:
+            head_config = MRPHead.config_for(
+                backbone.config, config.num_mrp_layers, config.mrp_initializer_range, backbone.dtype
+            )
+            self.mrp_head = MRPHead._from_config(head_config)
+        self.post_init()
+        self._freeze_backbone()
+
+    def _freeze_backbone(self) -> None:
+        self.backbone.requires_grad_(False)
+        self.backbone.eval()
+
+    def train(self, mode: bool = True) -> "MRPForDiffusionLM":
+        """Training mode of the head; the backbone stays in evaluation mode, so that its logits are a fixed target."""
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    # Loading and saving
+
+    @classmethod
+    def from_backbone(
+        cls,
+        name_or_path_or_model: str | os.PathLike[str] | PreTrainedModel,
+        *,
+        num_mrp_layers: int = 3,
+        dtype: torch.dtype | str | None = None,
+        device_map: Any = None,
+        attn_implementation: str | None = None,
+        trust_remote_code: bool = False,
+        **overrides: Any,
+    ) -> "MRPForDiffusionLM":
+        """Put a fresh head on a diffusion language model.
+
+        Args:
+            name_or_path_or_model: folder, Hub name, or a loaded native model (which is frozen, not copied).
+            num_mrp_layers (`int`, *optional*, defaults to 3): decoder layers of the head; 0 for none.
+            dtype, device_map, attn_implementation: as in `from_pretrained`; only for a backbone that is loaded here.
+            trust_remote_code (`bool`, *optional*, defaults to `False`):
+                Has no effect on the families of the table: they load into native classes, and their code is never run.
+            overrides: `mask_token_id`, `block_length`, `attention_pattern`, `logit_shift`, `mrp_prediction`,
+                `mrp_initializer_range`. Without them mask id and block length come from the backbone's config, its
+                tokenizer, or its family's default, in this order.
+
+        Raises:
+            ValueError: if the backbone is none, is of no known family, does not fit its config, or leaves mask id or
+                block length open.
+            TypeError: for an unknown keyword.
+        """
+        unknown = sorted(set(overrides) - {*BACKBONE_OVERRIDES, *HEAD_OVERRIDES})
+        if unknown:
+            raise TypeError(f"from_backbone() does not take {unknown}; it takes {BACKBONE_OVERRIDES + HEAD_OVERRIDES}.")
+        if attn_implementation not in (None, *ATTENTION_IMPLEMENTATIONS):
+            raise ValueError(
+                f"`attn_implementation` must be one of {ATTENTION_IMPLEMENTATIONS}, got {attn_implementation!r}."
+            )
+        source: str | PreTrainedConfig
+        if isinstance(name_or_path_or_model, PreTrainedModel):
+            if not (dtype is None and device_map is None and attn_implementation is None):
+                raise ValueError(
+                    "`dtype`, `device_map` and `attn_implementation` are for a backbone that is loaded by name: "
+                    "set them on the model that you pass."
+                )
+            source, name = name_or_path_or_model.config, name_or_path_or_model.name_or_path
+        elif isinstance(name_or_path_or_model, str | os.PathLike):
+            source = name = os.fspath(name_or_path_or_model)
+        else:
+            raise TypeError(
+                "`name_or_path_or_model` must be a name, a path or a model of transformers, got a "
+                f"{type(name_or_path_or_model).__name__}."
+            )
+        resolved = resolve_backbone(source, **{field: overrides.get(field) for field in BACKBONE_OVERRIDES})
+        config = MRPConfig(
+            backbone_config=resolved.config,
+            backbone_name_or_path=name,
+            num_mrp_layers=num_mrp_layers,
+            mask_token_id=resolved.mask_token_id,
+            block_length=resolved.block_length,
+            attention_pattern=resolved.attention_pattern,
+            logit_shift=resolved.logit_shift,
+            **{field: overrides[field] for field in HEAD_OVERRIDES if field in overrides},
+        )
+        backbone: Any = name_or_path_or_model
+        if isinstance(source, str):
+            backbone = load_backbone(
+                source,
+                resolved.config,
+                dtype=dtype,
+                device_map=device_map,
+                attn_implementation=attn_implementation,
+            )
+        config.dtype = backbone.config.dtype = backbone.dtype
+        config._attn_implementation = backbone.config._attn_implementation
+        model = cls(config, backbone=backbone)
+        if model.mrp_head is not None:
+            model.mrp_head.to(next(model.get_output_embeddings().parameters()).device)  # type: ignore[arg-type]
+        ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+        model.generation_config = MRPGenerationConfig(
+            **{name: getattr(backbone.generation_config, name) for name in ids}
+        )
+        return model.eval()
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """As `PreTrainedModel.from_pretrained`, for MRP checkpoints.
+
+        Raises:
+            ValueError: if the checkpoint lacks tensors of the model or holds them in other shapes; nothing is
+                initialised afresh in silence.
+        """
+        if not kwargs.pop("use_safetensors", True):
+            raise ValueError("`use_safetensors` is False, but checkpoints are read from safetensors files only.")
+        wants_info = kwargs.pop("output_loading_info", False)
+        allow_mismatch = kwargs.pop("ignore_mismatched_sizes", False)
+        loaded: Any = super().from_pretrained(
+            pretrained_model_name_or_path,
+            *args,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `check_loaded` says it in one sentence
+            use_safetensors=True,
+            **kwargs,
+        )
+        model, info = loaded
+        where = f"the weights of checkpoint {os.fspath(pretrained_model_name_or_path or '')!r}"
+        remedy = "take both from the same save, or attach a fresh head with `MRPForDiffusionLM.from_backbone`."
+        check_loaded(info, where, remedy, allow_mismatch)
+        version = model.config.mrp_code_version
+        if version != CODE_VERSION:
+            logger.warning(
+                "Checkpoint %r was saved by version %s of the MRP code and is loaded by version %s; "
+                "`refresh_code(folder)` of `checkpoint_mrp` brings its Python files up to date.",
+                pretrained_model_name_or_path,
+                version,
+                CODE_VERSION,
+            )
+        model._freeze_backbone()
+        return (model, info) if wants_info else model
+
+    def save_pretrained(  # type: ignore[override]
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
+        push_to_hub: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Write weights, configs and the Python files that load them by `trust_remote_code=True` without the package.
+
+        Every file is complete before it takes its name. Arguments are those of `PreTrainedModel.save_pretrained`.
+        """
+        if push_to_hub:
+            raise ValueError("`push_to_hub=True` is not supported here: call `model.push_to_hub(repo_id)`.")
+        self.config.auto_map = dict(AUTO_MAP)
+        self.config.mrp_code_version = CODE_VERSION
+        with staged(save_directory) as stage:
+            super().save_pretrained(stage, is_main_process=is_main_process, state_dict=state_dict, **kwargs)
+            if is_main_process:
+                write_code(stage)
+
+    def adjust_generation_fn(  # type: ignore[override]
+        self,
+        generation_config: GenerationConfig | None,
+        from_auto_class: bool,
+        from_pipeline: str | None,
+        pretrained_model_name_or_path: str | os.PathLike[str] | None,
+        **kwargs: Any,
+    ) -> None:
+        """Called by `from_pretrained`: the inherited one would load a plain `GenerationConfig`.
+
+        `kwargs` are all of `from_pretrained`'s; those that say where files are found are used. Overrides of the model's
+        config are among the others, and `block_length` would be taken for a decoding option.
+        """
+        if generation_config is not None:
+            self.generation_config = MRPGenerationConfig.from_dict(generation_config.to_dict())
+        elif pretrained_model_name_or_path is not None:
+            where = {name: value for name, value in kwargs.items() if name in REPOSITORY_OPTIONS}
+            try:
+                self.generation_config = MRPGenerationConfig.from_pretrained(
+                    pretrained_model_name_or_path, _from_auto=from_auto_class, _from_pipeline=from_pipeline, **where
+                )
+            except OSError:
+                logger.info("No generation_config.json found, the default generation config is used.")
+
+    # Embeddings are the backbone's
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.backbone.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.backbone.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.backbone.get_output_embeddings()
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.backbone.set_output_embeddings(new_embeddings)
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """As `PreTrainedModel.resize_token_embeddings`; the mask token must stay inside the vocabulary."""
+        if new_num_tokens is not None and new_num_tokens <= self.config.mask_token_id:
+            raise ValueError(
+                f"`new_num_tokens` is {new_num_tokens}, which would cut off the mask token "
+                f"{self.config.mask_token_id}: keep at least {self.config.mask_token_id + 1}."
+            )
+        embeddings = self.backbone.resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        self._freeze_backbone()
+        return embeddings
+
+    # What the decoding loops and the trainer call
+
+    def backbone_hidden_states(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """h, the input of the LM head, as (rows, queries, hidden).
+
+        Args:
+            input_ids (`Tensor` of shape (rows, queries)): token ids.
+            position_ids (`Tensor` of shape (rows, queries)): positions from each row's first real token.
+            attention_mask (`Tensor` of shape (rows, 1, queries, keys)): additive mask of the model's dtype.
+            cache (`Cache`, *optional*): the backbone's cache, written in place.
+        """
+        return self.backbone.base_model(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            cache=cache,
+            use_cache=cache is not None,
+        ).last_hidden_state
+
+    def mrp_step(
+        self,
+        input_ids: Tensor,
+        hidden_states: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """The accumulator after one lookahead step, as (rows, queries, hidden).
+
+        The LM head is linear, so `project` of it gives corrected logits A + C_1 + … in one projection.
+
+        Args:
+            input_ids (`Tensor` of shape (rows, queries)): ids after the reveal.
+            hidden_states (`Tensor` of shape (rows, queries, hidden)): h, or the accumulator of the step before.
+            position_ids, attention_mask: as in `backbone_hidden_states`.
+            cache (`Cache`, *optional*): the head's own cache, written in place.
+        """
+        predicted = self._head(input_ids, hidden_states, position_ids, attention_mask, cache)
+        return self._accumulate(hidden_states, predicted)
+
+    def _head(
+        self,
+        input_ids: Tensor,
+        hidden_states: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        if self.mrp_head is None:
+            raise ValueError("this model has no head (num_mrp_layers=0): attach one with `from_backbone`.")
+        embeddings = self.get_input_embeddings()(input_ids)
+        return self.mrp_head(embeddings, hidden_states, position_ids, attention_mask, cache)
+
+    def _accumulate(self, hidden_states: Tensor, predicted: Tensor) -> Tensor:
+        return predicted if self.config.mrp_prediction == "direct" else hidden_states + predicted
+
+    def project(self, hidden_states: Tensor) -> Tensor:
+        """Logits (..., vocabulary) of hidden states (..., hidden): the LM head's linear layer."""
+        return self.get_output_embeddings()(hidden_states)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        revealed_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        mrp_cache: Cache | None = None,
+    ) -> MRPOutput:
+        """Backbone logits for `input_ids` and, if `revealed_ids` is given, the head's residual after that reveal.
+
+        Args:
+            input_ids (`Tensor` of shape (batch, length)): a denoising state.
+            attention_mask (`Tensor`, *optional*):
+                (batch, length) padding mask, 1 on real tokens, from which positions and the block-causal mask follow;
+                or an additive (batch, 1, length, keys) mask of the model's dtype.
+            position_ids (`Tensor` of shape (batch, length), *optional*): by default counted over real tokens.
+            revealed_ids (`Tensor` of shape (batch, length), *optional*): the state after the reveal.
+            cache, mrp_cache (`Cache`, *optional*): caches of backbone and head; they need the 4D mask and positions.
+        """
+        position_ids, mask = self._positions_and_mask(input_ids, attention_mask, position_ids, cache)
+        hidden = self.backbone_hidden_states(input_ids, position_ids, mask, cache)
+        output = MRPOutput(logits=self.project(hidden), last_hidden_state=hidden)
+        if revealed_ids is not None:
+            predicted = self._head(revealed_ids, hidden, position_ids, mask, mrp_cache)
+            output.residual_logits = self.project(predicted)
+            output.mrp_hidden_state = self._accumulate(hidden, predicted)
+        return output
+
+    def _positions_and_mask(
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
+    ) -> tuple[Tensor, Tensor]:
+        """Per-row positions and the additive 4D mask."""
+        if attention_mask is not None and attention_mask.dim() == 4:
+            if not attention_mask.is_floating_point():
+                raise ValueError(f"a 4D `attention_mask` must be additive floats, got {attention_mask.dtype}.")
+            if position_ids is None:
+                raise ValueError("a 4D `attention_mask` needs `position_ids`.")
+            return position_ids, attention_mask
+        if cache is not None:
+            raise ValueError("`cache` needs a 4D `attention_mask` and `position_ids`.")
+        if attention_mask is not None and attention_mask.shape != input_ids.shape:
+            raise ValueError(
+                f"`attention_mask` has shape {tuple(attention_mask.shape)}: it must be that of `input_ids`, "
+                f"{tuple(input_ids.shape)}, or 4D."
+            )
+        real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        if position_ids is None:
+            position_ids = (real.cumsum(-1) - 1).clamp(min=0)
+        copies = torch.where(real, CLEAN, PADDING)
+        blocks = torch.where(real, position_ids // self.config.block_length, PADDING)
+        return position_ids, additive(block_causal_visibility(copies, blocks), self.dtype)
