@@ -138,10 +138,10 @@ class MRPGenerationConfig(GenerationConfig):
         ):
             value = getattr(self, name)
             _check(value is None or value in allowed, name, value, f"choose one of {', '.join(allowed)}, or None")
-        for name in ("mrp_num_lookahead_steps", "block_length", "denoising_steps"):
+        for name in ("mrp_num_lookahead_steps", "block_length", "denoising_steps", "num_return_sequences"):
             value = getattr(self, name)
             _check(value is None or _is_count(value), name, value, "give a whole number of at least 1")
-        for name in ("confidence_threshold", "remask_threshold"):
+        for name in ("confidence_threshold", "remask_threshold", "top_p"):
             value = getattr(self, name)
             inside = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
             _check(value is None or inside, name, value, "a probability is wanted, from 0 to 1")
@@ -184,10 +184,7 @@ def resolve(
         value = merged.get(name)
         remedy = "diffusion decoding writes tokens in no fixed order and cannot honour it; leave it out"
         _check(value is None or value in neutral, name, value, remedy)
-    config = MRPGenerationConfig(**merged)
-    if not config.do_sample and (config.num_return_sequences or 1) > 1:
-        _check(False, "num_return_sequences", config.num_return_sequences, "set do_sample=True; greedy rows are alike")
-    return config
+    return MRPGenerationConfig(**merged)
 
 
 def _set_fields(config: GenerationConfig | None) -> dict[str, Any]:

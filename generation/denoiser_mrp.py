@@ -133,8 +133,8 @@ class Denoiser:
             self._clean_hidden[rows[:, None], columns] = hidden[rows]
 
     def _pack(self, cache: BlockCache, finished: Tensor, valid: Tensor) -> Packing:
-        # A finished row takes part as padding: nothing of it rides along any more, and it is out of the way of rows that
-        # have more to write than there is room behind its end.
+        # A finished row takes part as padding: nothing of it rides along any more, and it writes at the front, because
+        # other rows may have more to write than there is room behind its end.
         cache.forget(~self.rows.active)
         finished = finished.masked_fill(~self.rows.active, 0)
         return pack_candidates(cache.committed, finished, self.rows.positions(), valid, self.model.dtype)

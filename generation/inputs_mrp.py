@@ -34,16 +34,23 @@ def prepare_inputs(
             f"`input_ids` holds {input_ids[outside][0].item()}, but the vocabulary has {model_config.vocab_size} "
             "tokens: use the model's own tokenizer."
         )
+    suppressed = config.suppress_tokens or []
+    if not all(0 <= token < model_config.vocab_size for token in suppressed):
+        raise ValueError(f"`suppress_tokens` is {suppressed}: ids go from 0 to {model_config.vocab_size - 1}.")
+    if len({model_config.mask_token_id, *suppressed}) == model_config.vocab_size:
+        raise ValueError("`suppress_tokens` leaves no token to generate: the mask token never is; list fewer.")
     if config.pad_token_id is None:
         eos = config.eos_token_id
         config.pad_token_id = eos[0] if isinstance(eos, list) else eos if eos is not None else 0
         logger.warning_once(f"`pad_token_id` is not set: padding with {config.pad_token_id}.")
     if attention_mask is None:
         attention_mask = _infer_padding(input_ids, config.pad_token_id)
-    if attention_mask.shape != input_ids.shape:
+    if not isinstance(attention_mask, Tensor) or attention_mask.shape != input_ids.shape:
+        is_tensor = isinstance(attention_mask, Tensor)
+        got = f"has shape {tuple(attention_mask.shape)}" if is_tensor else f"is a {type(attention_mask).__name__}"
         raise ValueError(
-            f"`attention_mask` has shape {tuple(attention_mask.shape)}, but `input_ids` {tuple(input_ids.shape)}: "
-            "give one entry a token, 1 at real tokens and 0 at padding."
+            f"`attention_mask` {got}, but `input_ids` has shape {tuple(input_ids.shape)}: give one entry a token, 1 at "
+            "real tokens and 0 at padding."
         )
     repeats = config.num_return_sequences or 1
     real = (attention_mask != 0).long().to(device)
@@ -92,15 +99,15 @@ def row_seeds(config: MRPGenerationConfig, rows: int, device: torch.device) -> T
     """The noise key of each row (rows,): the seed, hashed with the return index under `num_return_sequences`."""
     repeats = config.num_return_sequences or 1
     prompts = rows // repeats
-    if not config.do_sample:
-        return torch.zeros(rows, dtype=torch.long, device=device)
     seed = config.seed
-    if seed is None:
-        seed = int(torch.randint(2**62, ()).item())
     if isinstance(seed, list | tuple) and len(seed) != prompts:
         raise ValueError(
             f"`seed` lists {len(seed)} seeds for {prompts} prompts: give one a prompt, or a single number."
         )
+    if not config.do_sample:
+        return torch.zeros(rows, dtype=torch.long, device=device)
+    if seed is None:
+        seed = int(torch.randint(2**62, ()).item())
     seeds = torch.tensor(seed if isinstance(seed, list | tuple) else [seed] * prompts, device=device)
     seeds = seeds.repeat_interleave(repeats)
     index = torch.arange(repeats, device=device).repeat(prompts)

@@ -40,30 +40,31 @@ def perfect_cost(prompt_length, new_tokens, block_length, lookahead_steps):
     return cost
 
 
-@pytest.mark.parametrize("drafter", ["head", "backbone"])
-@pytest.mark.parametrize("block_length", [1, 2, 4, 5, 8, 16])
-@pytest.mark.parametrize("lookahead_steps", [1, 3, 6])
+@pytest.mark.parametrize("block_length", [1, 2, 4, 5, 8])
+@pytest.mark.parametrize(
+    ("drafter", "lookahead_steps"), [("head", 3), ("backbone", 1), ("backbone", 3), ("backbone", 6)]
+)
 def test_perfect_drafts(predictable, drafter, block_length, lookahead_steps):
-    for prompt_length in (0, 3, 17):
+    for prompt_length in (0, 19):
         output = run(
             predictable,
-            [draw_prompt(prompt_length) or [], draw_prompt(1)],
+            [draw_prompt(prompt_length), draw_prompt(1)],
             mrp_mode="speculative",
             mrp_drafter=drafter,
             mrp_num_lookahead_steps=lookahead_steps,
             block_length=block_length,
-            max_new_tokens=24,
+            max_new_tokens=16,
         )
         found = counts(output)
-        expected = perfect_cost(prompt_length, 24, block_length, lookahead_steps)
+        expected = perfect_cost(prompt_length, 16, block_length, lookahead_steps)
         assert {name: found[name] for name in expected} == expected
         assert found["accepted"] == found["proposed"]
         assert found["commit"] == found["prefill"] == 0
         forwards = found["denoise"] + found["verify"]
-        assert found["tokens per forward"] == pytest.approx(24 / forwards)
-        if prompt_length % block_length == 0 and 24 % block_length == 0:
+        assert found["tokens per forward"] == pytest.approx(16 / forwards)
+        if prompt_length % block_length == 0 and 16 % block_length == 0:
             per_block = 1 + -(-(block_length - 1) // (lookahead_steps + 1))
-            assert forwards == 24 // block_length * per_block
+            assert forwards == 16 // block_length * per_block
 
 
 def test_perfect_drafts_reveal_from_left_to_right(predictable):
