@@ -12,7 +12,7 @@ def demo(
     problems: Annotated[int, typer.Option(min=1, help="Held-out problems to decode.")] = 64,
     all_problems: Annotated[bool, typer.Option("--all", help=f"Decode {ALL_PROBLEMS} problems.")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Problems decoded together.")] = 16,
-    alone: Annotated[int, typer.Option(min=0, help="Problems timed once more, one at a time.")] = 8,
+    alone: Annotated[int, typer.Option(min=0, help="Problems timed once more, one at a time.")] = 4,
     checkpoint: Annotated[str, typer.Option(help="Checkpoint to decode with; 'demo' is the shipped one.")] = "demo",
     output: Annotated[Path, typer.Option(help="Folder for report.json and report.png.")] = Path("demo-report"),
 ) -> None:
