@@ -29,18 +29,24 @@ class BlockCacheLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if self.keys is None or self.values is None:
+        if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        keys, values = self._stores()
         columns = self.owner.write_columns(key_states.shape[-2])
-        for store, new in ((self.keys, key_states), (self.values, value_states)):
+        for store, new in ((keys, key_states), (values, value_states)):
             store.scatter_(2, columns[:, None, :, None].expand_as(new), new)
         end = self.owner.visible_length(key_states.shape[-2])
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return keys[:, :, :end], values[:, :, :end]
 
     def move(self, source: Tensor, target: Tensor, rows: Tensor) -> None:
         """Copy columns `source` to columns `target`, both (selected rows, columns), within the given rows."""
-        for store in (self.keys, self.values):
+        for store in self._stores():
             store[rows[:, None], :, target] = store[rows[:, None], :, source]
+
+    def _stores(self) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.owner.visible_length(query_length), 0
@@ -91,6 +97,7 @@ class BlockCache(Cache):
         target = self.committed[rows, None] + torch.arange(count, device=rows.device)
         source = target + offsets[:, None]
         for layer in self.layers:
+            assert isinstance(layer, BlockCacheLayer)
             layer.move(source, target, rows)
         lengths = torch.zeros_like(self.committed)
         lengths[rows] = count

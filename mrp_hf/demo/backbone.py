@@ -17,6 +17,7 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.progress import Progress
@@ -168,7 +169,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = {}
             for p in group["params"]:
@@ -176,7 +177,7 @@ class Muon(torch.optim.Optimizer):
             for shape, params in by_shape.items():
                 momentum = group["momentum"]
                 buffers = [self.state[p].setdefault("momentum_buffer", torch.zeros_like(p)) for p in params]
-                gradients = [p.grad for p in params]
+                gradients: list[Any] = [p.grad for p in params]
                 torch._foreach_lerp_(buffers, gradients, 1 - momentum)
                 update = torch.stack([g.lerp(b, momentum) for g, b in zip(gradients, buffers, strict=True)])
                 update = self._orthogonalise(update) * (0.2 * max(shape) ** 0.5)

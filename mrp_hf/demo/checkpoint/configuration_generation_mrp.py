@@ -122,6 +122,17 @@ class MRPGenerationConfig(GenerationConfig):
         "seed",
     )
 
+    mrp_mode: str | None
+    mrp_num_lookahead_steps: Any
+    mrp_drafter: str | None
+    block_length: int | None
+    denoising_steps: int | None
+    remasking_strategy: Any
+    confidence_threshold: Any
+    remask_rule: str | None
+    remask_threshold: float | None
+    seed: int | list[int] | tuple[int, ...] | None
+
     def __init__(self, **kwargs: Any):
         for name in self.MRP_FIELDS:
             setattr(self, name, kwargs.pop(name, None))

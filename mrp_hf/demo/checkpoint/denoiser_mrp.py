@@ -47,7 +47,7 @@ class Denoiser:
         self._clean_hidden: Tensor | None = None
         if use_head:
             self._head_cache = BlockCache(model.config.num_mrp_layers, len(rows), capacity, device)
-        self._states_offset = 0
+        self._states_offset = torch.zeros_like(self._cache.committed)
 
     def backbone(self, states: State, valid: Tensor | None = None) -> Tensor:
         """One backbone forward over states of the current blocks.
@@ -144,8 +144,8 @@ class Denoiser:
             rows, canvas = self.rows.tokens.shape
             self._clean_hidden = hidden.new_zeros(rows, canvas, hidden.shape[-1])
         real = torch.arange(hidden.shape[1], device=hidden.device) < packing.clean_lengths[:, None]
-        rows, columns = real.nonzero(as_tuple=True)
-        self._clean_hidden[rows, packing.clean_columns[rows, columns]] = hidden[rows, columns]
+        row, column = real.nonzero(as_tuple=True)
+        self._clean_hidden[row, packing.clean_columns[row, column]] = hidden[row, column]
 
     def _count_forward(self, valid: Tensor, clean_lengths: Tensor) -> None:
         candidates = valid.sum(-1)

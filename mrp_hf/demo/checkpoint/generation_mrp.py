@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.streamers import BaseStreamer
-from transformers.utils import ModelOutput, logging
+from transformers.utils import logging
+from transformers.utils.generic import ModelOutput
 
 from .configuration_generation_mrp import MRPGenerationConfig, resolve
 from .denoiser_mrp import Denoiser
 from .direct_mrp import decode_direct
 from .inputs_mrp import check_length, prepare_inputs, row_seeds
 from .plain_mrp import decode_plain
+from .protocol_mrp import DiffusionLM
 from .remask_mrp import decode_remask
 from .reveal_mrp import RevealRule
 from .rows_mrp import Rows
@@ -46,7 +48,7 @@ class MRPGenerationMixin(GenerationMixin):
     """Diffusion decoding for a model that offers what `DiffusionLM` asks for."""
 
     @torch.no_grad()
-    def generate(  # type: ignore[override]
+    def generate(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -75,11 +77,12 @@ class MRPGenerationMixin(GenerationMixin):
         Raises:
             ValueError: for any wrong argument, before work is done.
         """
-        config = resolve(self.generation_config, generation_config, fields)
-        input_ids, attention_mask = prepare_inputs(input_ids, attention_mask, config, self.config, self.device)
+        model: Any = self  # a `DiffusionLM`; the mixin itself declares none of its members
+        config = resolve(model.generation_config, generation_config, fields)
+        input_ids, attention_mask = prepare_inputs(input_ids, attention_mask, config, model.config, model.device)
         if streamer is not None and len(input_ids) != 1:
             raise ValueError(f"`streamer` follows one row, but there are {len(input_ids)}: generate them one by one.")
-        denoiser, loop = self._start_decode(input_ids, attention_mask, config)
+        denoiser, loop = _start_decode(model, input_ids, attention_mask, config)
         rows = denoiser.rows
         row_streamer = None if streamer is None else RowStreamer(streamer, rows)
         for _ in loop:
@@ -98,57 +101,59 @@ class MRPGenerationMixin(GenerationMixin):
         tokens_per_forward = kept.cpu() / stats.backbone_forwards
         return MRPGenerationOutput(sequences=sequences, tokens_per_forward=tokens_per_forward, mrp_stats=stats)
 
-    def _start_decode(
-        self, input_ids: Tensor, attention_mask: Tensor, config: MRPGenerationConfig
-    ) -> tuple[Denoiser, Iterator[None]]:
-        """The denoiser of this call and the loop of its mode, checked and not yet started."""
-        mode, steps = config.mrp_mode, config.mrp_num_lookahead_steps
-        block_length = config.block_length or self.config.block_length
-        denoising_steps = config.denoising_steps or block_length
-        if denoising_steps > block_length:
-            raise ValueError(
-                f"`denoising_steps` is {denoising_steps}, but a block has {block_length} tokens: give at most those."
-            )
-        draft_with_head = self._draft_with_head(config)
-        use_head = mode in ("direct", "remask") or (mode == "speculative" and draft_with_head)
-        if use_head and self.config.num_mrp_layers == 0:
-            asked = "mrp_drafter='head'" if mode == "speculative" else f"mrp_mode={mode!r}"
-            raise ValueError(
-                f"`{asked}` needs an MRP head, and this model has none (num_mrp_layers=0): attach one with "
-                "MRPForDiffusionLM.from_backbone, or use mrp_mode='speculative' with mrp_drafter='backbone'."
-            )
-        prompt_lengths = attention_mask.sum(-1)
-        max_new_tokens = check_length(prompt_lengths, config, self.config, block_length)
-        rows = Rows.start(
-            input_ids,
-            attention_mask,
-            max_new_tokens,
-            row_seeds(config, len(input_ids), input_ids.device),
-            block_length,
-            self.config.mask_token_id,
-            torch.tensor(_as_list(config.eos_token_id), dtype=torch.long, device=input_ids.device),
-        )
-        rule = RevealRule(config.remasking_strategy, block_length, denoising_steps, config.confidence_threshold)
-        chooser = TokenChooser.from_config(config, self.config.mask_token_id, input_ids.device)
-        speculated = steps if mode == "speculative" else 0
-        denoiser = Denoiser(self, rows, rule, chooser, speculated, use_head)
-        if mode == "direct":
-            return denoiser, decode_direct(denoiser, steps)
-        if mode == "speculative":
-            return denoiser, decode_speculative(denoiser, steps, draft_with_head)
-        if mode == "remask":
-            threshold = config.remask_threshold
-            return denoiser, decode_remask(denoiser, config.confidence_threshold if threshold is None else threshold)
-        return denoiser, decode_plain(denoiser)
 
-    def _draft_with_head(self, config: MRPGenerationConfig) -> bool:
-        if config.mrp_drafter is not None:
-            return config.mrp_drafter == "head"
-        if not self.config.mrp_head_trained and config.mrp_mode == "speculative":
-            logger.warning_once(
-                "The model has no trained MRP head: speculative decoding drafts with mrp_drafter='backbone'."
-            )
-        return self.config.mrp_head_trained
+def _start_decode(
+    model: DiffusionLM, input_ids: Tensor, attention_mask: Tensor, config: MRPGenerationConfig
+) -> tuple[Denoiser, Iterator[None]]:
+    """The denoiser of this call and the loop of its mode, checked and not yet started."""
+    mode, steps = config.mrp_mode, config.mrp_num_lookahead_steps
+    block_length = config.block_length or model.config.block_length
+    denoising_steps = config.denoising_steps or block_length
+    if denoising_steps > block_length:
+        raise ValueError(
+            f"`denoising_steps` is {denoising_steps}, but a block has {block_length} tokens: give at most those."
+        )
+    draft_with_head = _draft_with_head(model, config)
+    use_head = mode in ("direct", "remask") or (mode == "speculative" and draft_with_head)
+    if use_head and model.config.num_mrp_layers == 0:
+        asked = "mrp_drafter='head'" if mode == "speculative" else f"mrp_mode={mode!r}"
+        raise ValueError(
+            f"`{asked}` needs an MRP head, and this model has none (num_mrp_layers=0): attach one with "
+            "MRPForDiffusionLM.from_backbone, or use mrp_mode='speculative' with mrp_drafter='backbone'."
+        )
+    prompt_lengths = attention_mask.sum(-1)
+    max_new_tokens = check_length(prompt_lengths, config, model.config, block_length)
+    rows = Rows.start(
+        input_ids,
+        attention_mask,
+        max_new_tokens,
+        row_seeds(config, len(input_ids), input_ids.device),
+        block_length,
+        model.config.mask_token_id,
+        torch.tensor(_as_list(config.eos_token_id), dtype=torch.long, device=input_ids.device),
+    )
+    rule = RevealRule(config.remasking_strategy, block_length, denoising_steps, config.confidence_threshold)
+    chooser = TokenChooser.from_config(config, model.config.mask_token_id, input_ids.device)
+    speculated = steps if mode == "speculative" else 0
+    denoiser = Denoiser(model, rows, rule, chooser, speculated, use_head)
+    if mode == "direct":
+        return denoiser, decode_direct(denoiser, steps)
+    if mode == "speculative":
+        return denoiser, decode_speculative(denoiser, steps, draft_with_head)
+    if mode == "remask":
+        threshold = config.remask_threshold
+        return denoiser, decode_remask(denoiser, config.confidence_threshold if threshold is None else threshold)
+    return denoiser, decode_plain(denoiser)
+
+
+def _draft_with_head(model: DiffusionLM, config: MRPGenerationConfig) -> bool:
+    if config.mrp_drafter is not None:
+        return config.mrp_drafter == "head"
+    if not model.config.mrp_head_trained and config.mrp_mode == "speculative":
+        logger.warning_once(
+            "The model has no trained MRP head: speculative decoding drafts with mrp_drafter='backbone'."
+        )
+    return model.config.mrp_head_trained
 
 
 def _as_list(value: int | list[int] | None) -> list[int]:

@@ -6,6 +6,7 @@ at any temperature, and a row's output independent of the batch around it.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,7 +89,8 @@ class TokenChooser:
         if self.warpers is None:
             tokens = logits.argmax(-1)
         else:
-            warped = self.warpers(torch.empty(len(logits), 0, dtype=torch.long, device=logits.device), logits)
+            no_ids: Any = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
+            warped = self.warpers(no_ids, logits)
             tokens = (warped + keyed_gumbel(seeds, positions, steps, logits.shape[-1])).argmax(-1)
         return tokens, probability_of(logits, tokens)
 
