@@ -215,6 +215,11 @@ def test_remask_threshold_zero_takes_nothing_back():
     assert remask(SURE, DOUBTS, remask_threshold=0.0)[1] == {"denoise": 1, "head": 1, "remasked": 0}
 
 
+def test_remask_threshold_is_met_by_an_equal_confidence():
+    certain = [{A: 1.0}, {B: 1.0}, {C: 1.0}, {A: 1.0}]
+    assert remask(SURE, certain, remask_threshold=1.0)[1] == {"denoise": 1, "head": 1, "remasked": 0}
+
+
 def test_remask_keeps_the_lowest_of_equally_sure_ones():
     assert remask(SURE, [{A: 0.5}, {B: 0.5}, {C: 0.5}, {A: 0.5}], remask_threshold=1.0) == (
         [A, B, C, A],

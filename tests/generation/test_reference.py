@@ -1,11 +1,14 @@
 """Plain, direct and remask decoding equal the slow decoder, token for token and forward for forward."""
 
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from .helpers import RULES, answers, counts, draw_prompt, run
-from .reference import decode_slowly, greedy, sampler
+from mrp_hf.generation.cache_mrp import BlockCache
+
+from .helpers import RULES, WAYS, answers, counts, draw_prompt, run
+from .reference import after_lookahead, decode_slowly, greedy, hidden_of, sampler
 
 SMALLEST_GAP = 1e-6
 
@@ -110,3 +113,36 @@ def test_static_forwards_are_the_masks_of_the_blocks(models, prompt_length):
     output = run(models(0, "residual"), [draw_prompt(prompt_length)], block_length=4, max_new_tokens=6)
     end = -(-(prompt_length + 6) // 4) * 4
     assert counts(output)["denoise"] == end - prompt_length
+
+
+@pytest.mark.parametrize("way", ["direct", "remask", "speculative-head"])
+def test_head_behind_its_cache_is_the_head_over_the_whole_text(models, monkeypatch, way):
+    """Its keys and values of finished blocks come from clean ids and clean hidden states, in every mode.
+
+    In speculative mode no token of the output depends on it, so it is looked at here.
+    """
+    model = models(1, "residual")
+    calls, kept = [], []
+    step, keep = model.mrp_step, BlockCache.keep
+
+    def record_step(input_ids, hidden_states, position_ids, *args, **kwargs):
+        following = step(input_ids, hidden_states, position_ids, *args, **kwargs)
+        calls.append((input_ids[0, -2:], hidden_states[0, -2:], int(position_ids[0, -2]), following[0, -2:]))
+        return following
+
+    def record_keep(cache, *args):
+        kept.append(1)
+        keep(cache, *args)
+
+    monkeypatch.setattr(model, "mrp_step", record_step)
+    monkeypatch.setattr(BlockCache, "keep", record_keep)
+    prompt = draw_prompt(5)
+    output = run(model, [prompt], block_length=2, max_new_tokens=35, confidence_threshold=0.1, **WAYS[way])
+    text = prompt + answers(output)[0]
+    assert len(calls) > 5
+    for ids, hidden, start, following in calls:
+        row = text[:start] + ids.tolist()
+        clean = hidden_of(model, row, 2)
+        expected = after_lookahead(model, row, clean, torch.cat([clean[:start], hidden]), start, 2)
+        torch.testing.assert_close(following, expected[start:])
+    assert bool(kept) == (way == "speculative-head")  # a kept candidate is among what the head reads
