@@ -8,6 +8,13 @@ from safetensors.torch import load_file
 
 from mrp_hf import MRPForDiffusionLM
 
+# Attention implementation, drafter, lookahead steps.
+SPECULATION = [
+    *[("sdpa", drafter, steps) for drafter in ("head", "backbone") for steps in (1, 3, 6)],
+    ("eager", "head", 3),
+    ("eager", "backbone", 6),
+]
+
 
 @pytest.fixture(scope="module", params=["sdpa", "eager"])
 def load(request, fixtures):
@@ -83,8 +90,7 @@ def test_static_order_of_reveals(load, name):
 
 
 @pytest.mark.parametrize("name", ["sdar", "sdar-block16"])
-@pytest.mark.parametrize("drafter", ["head", "backbone"])
-@pytest.mark.parametrize("lookahead_steps", [1, 3, 6])
+@pytest.mark.parametrize(("load", "drafter", "lookahead_steps"), SPECULATION, indirect=["load"])
 def test_speculative(load, name, drafter, lookahead_steps):
     model, tensors, _ = load(name)
     output = complete(
@@ -113,8 +119,7 @@ def test_published_direct(published, lookahead_steps):
     assert output.mrp_stats.forwards["denoise"].tolist() == [expected[f"direct_k{lookahead_steps}_denoise_forwards"]]
 
 
-@pytest.mark.parametrize("drafter", ["head", "backbone"])
-@pytest.mark.parametrize("lookahead_steps", [1, 3, 6])
+@pytest.mark.parametrize(("load", "drafter", "lookahead_steps"), SPECULATION, indirect=["load"])
 def test_published_speculative(published, drafter, lookahead_steps):
     model, tensors, _ = published
     output = complete(

@@ -61,7 +61,7 @@ def cases(draw):
     lookahead_steps=st.integers(1, 6),
     batch=st.sampled_from([RAGGED, RAGGED[:1], RAGGED[2:3]]),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 def test_any_drafter(models, fields, head, drafter, lookahead_steps, batch):
     assert_lossless(models[head], batch, lookahead_steps, drafter, **fields)
 
@@ -74,8 +74,10 @@ def test_every_head_and_depth(models, head):
         assert_lossless(models[head], RAGGED, lookahead_steps, "head", plain, **fields)
 
 
-@pytest.mark.parametrize("drafter", ["head", "backbone"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("drafter", "rule"),
+    [("head", "low_confidence_static"), ("backbone", "sequential"), ("head", "low_confidence_dynamic")],
+)
 def test_long(models, drafter, rule):
     fields = {"remasking_strategy": rule, "block_length": 8, "max_new_tokens": 203, "confidence_threshold": 0.3}
     plain, _ = assert_lossless(models["random"], RAGGED[:2], 3, drafter, **fields)

@@ -91,19 +91,19 @@ def compare(model, case, mode=None, **mode_settings):
 
 
 @given(case=cases())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 def test_plain(models, case):
     compare(models(case["seed"], "residual"), case)
 
 
 @given(case=cases(), lookahead_steps=st.integers(1, 4), prediction=st.sampled_from(["residual", "direct"]))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=35, deadline=None, derandomize=True)
 def test_direct(models, case, lookahead_steps, prediction):
     compare(models(case["seed"], prediction), case, "direct", lookahead_steps=lookahead_steps)
 
 
 @given(case=cases(), remask_threshold=st.sampled_from([None, 0.0, 0.1, 0.3, 0.8, 1.0]))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=35, deadline=None, derandomize=True)
 def test_remask(models, case, remask_threshold):
     compare(models(case["seed"], "residual"), case, "remask", remask_threshold=remask_threshold)
 

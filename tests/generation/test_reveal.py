@@ -57,6 +57,14 @@ def test_static_schedule(block_length, steps):
     assert state.step.tolist() == [steps]
 
 
+@pytest.mark.parametrize("strategy", RULES)
+def test_ties_in_a_long_block(strategy):
+    """Sorts that are not stable show it from 17 values on."""
+    masked = [place % 3 != 0 for place in range(48)]
+    found = RevealRule(strategy, 48, 6, 0.5).positions(proposal_of([0.5] * 48), state_of(masked))
+    assert found[0].nonzero().flatten().tolist() == [place for place, m in enumerate(masked) if m][:8]
+
+
 def test_full_states_stay():
     state = state_of([False, False], step=2)
     rule = RevealRule("low_confidence_dynamic", 2, 2, 0.0)

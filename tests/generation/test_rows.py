@@ -31,18 +31,18 @@ def model(small_model):
     return small_model(num_mrp_layers=2)
 
 
-def one_by_one(model, **fields):
+def one_by_one(model, prompts=PROMPTS, **fields):
     """Answers and counts of every prompt decoded alone."""
     found = []
-    for row, prompt in enumerate(PROMPTS):
+    for row, prompt in enumerate(prompts):
         own = {"seed": fields["seed"][row]} if "seed" in fields else {}
         output = run(model, [prompt], **fields | own)
         found.append((*answers(output), counts(output)))
     return found
 
 
-def together(model, side, junk, **fields):
-    output = run(model, PROMPTS, side=side, junk=junk, **fields)
+def together(model, side, junk, prompts=PROMPTS, **fields):
+    output = run(model, prompts, side=side, junk=junk, **fields)
     return [(answer, counts(output, row)) for row, answer in enumerate(answers(output))]
 
 
@@ -51,7 +51,7 @@ def together(model, side, junk, **fields):
 @pytest.mark.parametrize("way", WAYS)
 def test_alone_and_in_a_batch(model, way, rule, choice):
     fields = {
-        "max_new_tokens": 11,
+        "max_new_tokens": 9,
         "remasking_strategy": rule,
         "confidence_threshold": 0.4,
         **WAYS[way],
@@ -80,7 +80,8 @@ def test_rows_of_very_different_lengths(model, way):
 )
 def test_rows_in_short_blocks(model, way, rule, block_length):
     fields = {
-        "max_length": 30,
+        "prompts": PROMPTS[:4],
+        "max_length": 21,
         "block_length": block_length,
         "remasking_strategy": rule,
         "confidence_threshold": 0.0,
