@@ -77,7 +77,7 @@ class Denoiser:
         self._count_forward(valid, packing.clean_lengths)
         self._cache.commit(packing.clean_lengths)
         self._states_offset = width - packing.clean_lengths
-        return hidden[:, width:].unflatten(1, states.ids.shape[1:]).clone()
+        return hidden[:, width:].unflatten(1, states.ids.shape[1:])
 
     def head(self, state: State, hidden: Tensor) -> Tensor:
         """One lookahead step: hidden states (rows, block_length, hidden) after the reveals in `state`."""

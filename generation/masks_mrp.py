@@ -52,6 +52,11 @@ def block_causal_visibility(
     return earlier_clean | own_block
 
 
+def blocks_of(copies: Tensor, position_ids: Tensor, block_length: int) -> Tensor:
+    """Block number of each token, of the shape of `copies`: blocks count from position 0, padding is in none."""
+    return torch.where(copies == PADDING, PADDING, position_ids // block_length)
+
+
 class Packing(NamedTuple):
     """Where the tokens of one packed forward stand: ``[clean tokens not yet cached | candidate 1 | ...]``."""
 
@@ -88,12 +93,12 @@ def pack_candidates(
     copies = torch.cat(
         [torch.where(clean_real, CLEAN, PADDING), own_copy.repeat_interleave(block_length, dim=1)], dim=1
     )
-    blocks = torch.where(copies == PADDING, PADDING, position_ids // block_length)
+    blocks = blocks_of(copies, position_ids, block_length)
 
     columns = torch.arange(int(cached.max()) + copies.shape[1], device=cached.device).expand(rows, -1)
-    in_cache = columns < cached[:, None]
+    cached_copies = torch.where(columns < cached[:, None], CLEAN, PADDING)
     written = cached[:, None] + torch.arange(copies.shape[1], device=cached.device)
-    key_copies = torch.where(in_cache, CLEAN, PADDING).scatter(1, written, copies)
-    key_blocks = torch.where(in_cache, columns // block_length, PADDING).scatter(1, written, blocks)
+    key_copies = cached_copies.scatter(1, written, copies)
+    key_blocks = blocks_of(cached_copies, columns, block_length).scatter(1, written, blocks)
     visible = block_causal_visibility(copies, blocks, key_copies, key_blocks)
     return Packing(clean_columns, clean_lengths, position_ids, additive(visible, dtype))

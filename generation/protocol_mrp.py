@@ -13,7 +13,6 @@ class DiffusionLMConfig(Protocol):
     vocab_size: int
     mask_token_id: int
     block_length: int
-    attention_pattern: str
     num_mrp_layers: int
     num_backbone_layers: int
     max_position_embeddings: int

@@ -30,14 +30,6 @@ class State(NamedTuple):
         rows = torch.arange(len(candidate), device=candidate.device)
         return State(*(part[rows, candidate] for part in self))
 
-    def where(self, condition: Tensor, other: "State") -> "State":
-        """This state in the rows where `condition` (rows,) holds, `other` elsewhere."""
-        return State(
-            torch.where(condition[:, None], self.ids, other.ids),
-            torch.where(condition[:, None], self.masked, other.masked),
-            torch.where(condition, self.step, other.step),
-        )
-
     @staticmethod
     def stack(states: "list[State]") -> "State":
         """States of shape (rows, candidates) from one state of shape (rows,) per candidate."""

@@ -12,7 +12,7 @@ from transformers.utils.generic import ModelOutput
 
 from ..generation.configuration_generation_mrp import MRPGenerationConfig
 from ..generation.generation_mrp import MRPGenerationMixin
-from ..generation.masks_mrp import CLEAN, PADDING, additive, block_causal_visibility
+from ..generation.masks_mrp import CLEAN, PADDING, additive, block_causal_visibility, blocks_of
 from .backbones_mrp import check_loaded, load_backbone, resolve_backbone
 from .checkpoint_mrp import AUTO_MAP, staged, write_code
 from .configuration_mrp import CODE_VERSION, MRPConfig
@@ -405,5 +405,5 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         if position_ids is None:
             position_ids = (real.cumsum(-1) - 1).clamp(min=0)
         copies = torch.where(real, CLEAN, PADDING)
-        blocks = torch.where(real, position_ids // self.config.block_length, PADDING)
+        blocks = blocks_of(copies, position_ids, self.config.block_length)
         return position_ids, additive(block_causal_visibility(copies, blocks), self.dtype)

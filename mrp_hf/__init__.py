@@ -4,13 +4,17 @@ Importing the package registers its model with the Auto classes of transformers,
 `trust_remote_code`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from mrp_hf.generation.configuration_generation_mrp import MRPGenerationConfig
 from mrp_hf.generation.generation_mrp import MRPGenerationMixin
 from mrp_hf.modeling.configuration_mrp import MRPConfig
 from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
-from mrp_hf.training import DataCollatorForMRP, MRPTrainer, MRPTrainingArguments
+
+if TYPE_CHECKING:
+    from mrp_hf.training import DataCollatorForMRP, MRPTrainer, MRPTrainingArguments
 
 __all__ = [
     "DataCollatorForMRP",
@@ -25,3 +29,12 @@ __all__ = [
 AutoConfig.register("mrp", MRPConfig)
 AutoModel.register(MRPConfig, MRPForDiffusionLM)
 AutoModelForCausalLM.register(MRPConfig, MRPForDiffusionLM)
+
+
+def __getattr__(name: str) -> Any:
+    """The names of training, imported when they are first used: decoding needs no Trainer."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mrp_hf import training
+
+    return getattr(training, name)

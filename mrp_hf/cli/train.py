@@ -86,16 +86,14 @@ def train(
 def _dataset(data: str, tokenizer: "PreTrainedTokenizerBase", block_length: int, split: "Split") -> "datasets.Dataset":
     import datasets
 
-    from mrp_hf.cli.data import Messages, encode_conversation, read_records
+    from mrp_hf.cli.data import read_records
     from mrp_hf.cli.loading import DEMO
     from mrp_hf.demo.task import problems
+    from mrp_hf.training.conversations import Messages, encode_conversation
 
     if data == DEMO:
         count = DEMO_PROBLEMS if split == "train" else 512
-        records: Iterator[tuple[str, Messages]] = (
-            ("demo task", [{"role": "user", "content": p.question}, {"role": "assistant", "content": p.answer}])
-            for p in problems(split, count)
-        )
+        records: Iterator[tuple[str, Messages]] = (("demo task", p.conversation) for p in problems(split, count))
     else:
         records = read_records(Path(data))
     return datasets.Dataset.from_list(

@@ -26,7 +26,9 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from mrp_hf.demo.task import Problem, make_problem
-from mrp_hf.generation.masks_mrp import CLEAN, PADDING, additive, block_causal_visibility
+from mrp_hf.generation.masks_mrp import CLEAN, PADDING, additive, block_causal_visibility, blocks_of
+from mrp_hf.training.collator import IGNORED
+from mrp_hf.training.conversations import encode_conversation
 
 BLOCK_LENGTH = 16
 
@@ -76,12 +78,7 @@ def encode(problem: Problem, tokenizer: PreTrainedTokenizerBase) -> dict[str, li
 
     The answer ends with end-of-sequence tokens up to the end of its last block.
     """
-    chat = [{"role": "user", "content": problem.question}]
-    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-    answer = tokenizer(problem.answer, add_special_tokens=False)["input_ids"]
-    fill = BLOCK_LENGTH - (len(prompt) + len(answer)) % BLOCK_LENGTH
-    answer = answer + [tokenizer.eos_token_id] * fill
-    return {"input_ids": prompt + answer, "labels": [-100] * len(prompt) + answer}
+    return encode_conversation(problem.conversation, tokenizer, BLOCK_LENGTH, "demo task")
 
 
 @dataclass
@@ -100,13 +97,13 @@ def pack_noisy_copies(
 ) -> PackedBatch:
     """Lay out ``[clean | noisy | complementary noisy]`` for each example."""
     longest = max(len(example["input_ids"]) for example in examples)
-    prompts = [example["labels"].count(-100) for example in examples]
+    prompts = [example["labels"].count(IGNORED) for example in examples]
     starts = torch.tensor([prompt // BLOCK_LENGTH * BLOCK_LENGTH for prompt in prompts])
     lengths = torch.tensor([len(example["input_ids"]) for example in examples])
     window = int((lengths - starts).max())
 
     clean = torch.zeros(len(examples), longest, dtype=torch.long)
-    labels = torch.full_like(clean, -100)
+    labels = torch.full_like(clean, IGNORED)
     for row, example in enumerate(examples):
         clean[row, : lengths[row]] = torch.tensor(example["input_ids"])
         labels[row, : lengths[row]] = torch.tensor(example["labels"])
@@ -117,22 +114,22 @@ def pack_noisy_copies(
     real = positions < lengths[:, None]
     positions = positions.clamp(max=longest - 1)
     ids, targets = clean.gather(1, positions), labels.gather(1, positions)
-    answer = real & (targets != -100)
+    answer = real & (targets != IGNORED)
     probability = torch.rand(len(examples), window // BLOCK_LENGTH, generator=generator)
     masked = torch.rand(ids.shape, generator=generator) < probability.repeat_interleave(BLOCK_LENGTH, dim=1)
 
-    columns = [(clean, clean_positions, clean_copies, torch.full_like(clean, -100))]
+    columns = [(clean, clean_positions, clean_copies, torch.full_like(clean, IGNORED))]
     for copy, chosen in enumerate((masked & answer, ~masked & answer), start=1):
         columns.append(
             (
                 ids.masked_fill(chosen, mask_token_id),
                 positions,
                 torch.where(real, copy, PADDING),
-                targets.masked_fill(~chosen, -100),
+                targets.masked_fill(~chosen, IGNORED),
             )
         )
     input_ids, position_ids, copies, packed_labels = (torch.cat(part, dim=1) for part in zip(*columns, strict=True))
-    blocks = torch.where(copies == PADDING, PADDING, position_ids // BLOCK_LENGTH)
+    blocks = blocks_of(copies, position_ids, BLOCK_LENGTH)
     return PackedBatch(input_ids, position_ids, copies, blocks, packed_labels)
 
 
@@ -145,7 +142,7 @@ def diffusion_loss(model: Qwen3ForCausalLM, batch: PackedBatch) -> Tensor:
         attention_mask=additive(visible, model.dtype),
         use_cache=False,
     ).last_hidden_state
-    learned = batch.labels != -100
+    learned = batch.labels != IGNORED
     logits = model.lm_head(hidden[learned])
     losses = F.cross_entropy(logits.float(), batch.labels[learned], reduction="none")
     blocks_per_copy = int(batch.blocks.max()) + 1

@@ -58,6 +58,11 @@ class Problem:
     def total(self) -> int:
         return sum(self.terms)
 
+    @property
+    def conversation(self) -> list[dict[str, str]]:
+        """Question and answer as chat messages."""
+        return [{"role": "user", "content": self.question}, {"role": "assistant", "content": self.answer}]
+
 
 def split_of(terms: Sequence[int]) -> Split:
     """The split that a multiset of terms belongs to: one in twenty is test, one in twenty validation."""

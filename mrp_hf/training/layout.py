@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mrp_hf.generation.masks_mrp import CLEAN, PADDING, additive, block_causal_visibility
+from mrp_hf.generation.masks_mrp import CLEAN, PADDING, additive, block_causal_visibility, blocks_of
 
 _NOISY = 1
 
@@ -39,7 +39,7 @@ def build_layout(lengths: Tensor, supervised: Tensor, block_length: int, dtype: 
     places = torch.arange(width, device=lengths.device).expand(rows, -1)
     real = places < lengths[:, None]
     clean_copy = torch.where(real, CLEAN, PADDING)
-    clean_block = torch.where(real, places // block_length, PADDING)
+    clean_block = blocks_of(clean_copy, places, block_length)
 
     needed = supervised.view(rows, -1, block_length).any(-1)
     count = max(int(needed.sum(-1).max()), 1)  # one block of padding keeps the graph whole where nothing is supervised
@@ -47,7 +47,7 @@ def build_layout(lengths: Tensor, supervised: Tensor, block_length: int, dtype: 
     columns = (order.unsqueeze(-1) * block_length + torch.arange(block_length, device=order.device)).flatten(1)
     used = needed.gather(1, order).repeat_interleave(block_length, dim=1) & (columns < lengths[:, None])
     noisy_copy = torch.where(used, _NOISY, PADDING)
-    noisy_block = torch.where(used, columns // block_length, PADDING)
+    noisy_block = blocks_of(noisy_copy, columns, block_length)
 
     clean = block_causal_visibility(clean_copy, clean_block)
     noisy = block_causal_visibility(

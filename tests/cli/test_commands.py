@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from mrp_hf.cli import main
-from mrp_hf.cli.data import encode_conversation, read_records
+from mrp_hf.cli.data import read_records
 from mrp_hf.demo.backbone import encode
 from mrp_hf.demo.task import problems
 from mrp_hf.demo.tokenizer import build_tokenizer
 from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
+from mrp_hf.training.conversations import encode_conversation
 
 PROMPT = "tom has 34 pens. then gets 12. how many pens now?"
 

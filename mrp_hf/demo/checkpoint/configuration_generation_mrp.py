@@ -1,14 +1,12 @@
 """`MRPGenerationConfig`: how to decode, with every default in one place."""
 
 import difflib
-from typing import Any, Literal, get_args
+from functools import cache
+from typing import Any, ClassVar, Literal, get_args
 
 from transformers import GenerationConfig
-from transformers.utils import logging
 
 from .reveal_mrp import STRATEGIES
-
-logger = logging.get_logger(__name__)
 
 Mode = Literal["direct", "speculative", "remask"]
 MODES: tuple[str, ...] = get_args(Mode)
@@ -109,18 +107,7 @@ class MRPGenerationConfig(GenerationConfig):
             torch's default generator unless set.
     """
 
-    MRP_FIELDS = (
-        "mrp_mode",
-        "mrp_num_lookahead_steps",
-        "mrp_drafter",
-        "block_length",
-        "denoising_steps",
-        "remasking_strategy",
-        "confidence_threshold",
-        "remask_rule",
-        "remask_threshold",
-        "seed",
-    )
+    MRP_FIELDS: ClassVar[tuple[str, ...]]  # the names below, in their order
 
     mrp_mode: str | None
     mrp_num_lookahead_steps: Any
@@ -170,6 +157,9 @@ class MRPGenerationConfig(GenerationConfig):
         raise NotImplementedError("make an MRPGenerationConfig from its fields, or load generation_config.json")
 
 
+MRPGenerationConfig.MRP_FIELDS = tuple(name for name in MRPGenerationConfig.__annotations__ if name != "MRP_FIELDS")
+
+
 def resolve(
     own: GenerationConfig | None, given: GenerationConfig | None, fields: dict[str, Any]
 ) -> MRPGenerationConfig:
@@ -180,7 +170,7 @@ def resolve(
     """
     if given is not None and not isinstance(given, GenerationConfig):
         raise TypeError(f"`generation_config` is a {type(given).__name__}: give a GenerationConfig.")
-    _reject_unknown({name: None for name in fields if name not in MRPGenerationConfig.MRP_FIELDS})
+    _reject_unknown(fields)
     merged: dict[str, Any] = {}
     layers = [_set_fields(own), _set_fields(given), fields]
     for layer in layers:
@@ -205,8 +195,13 @@ def _set_fields(config: GenerationConfig | None) -> dict[str, Any]:
     return {name: value for name, value in config.to_dict().items() if value is not None and name not in hidden}
 
 
+@cache
+def _known_fields() -> frozenset[str]:
+    return frozenset((*vars(GenerationConfig()), *MRPGenerationConfig.MRP_FIELDS, "_commit_hash"))
+
+
 def _reject_unknown(fields: dict[str, Any]) -> None:
-    known = {*vars(GenerationConfig()), *MRPGenerationConfig.MRP_FIELDS, "_commit_hash"}
+    known = _known_fields()
     for name in fields:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
