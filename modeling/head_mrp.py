@@ -17,7 +17,7 @@ class MRPHead(PreTrainedModel):
         config (`PreTrainedConfig`): the head's config, from `MRPHead.config_for`.
 
     Linear layers start from a normal distribution of standard deviation `config.initializer_range`, norms from 1: the
-    backbone architecture's own initialisation.
+    backbone architecture's own initialisation. `start_from` begins with layers of the backbone instead.
     """
 
     supports_gradient_checkpointing = True
@@ -37,6 +37,26 @@ class MRPHead(PreTrainedModel):
         self.rotary_emb = stack.rotary_emb
         self._no_split_modules = stack._no_split_modules
         self.post_init()
+
+    @torch.no_grad()
+    def start_from(self, layers: nn.ModuleList) -> None:
+        """Copy the last of the backbone's `layers`, and let `eh_proj` begin as the sum of its two inputs.
+
+        So attention reads the block from the first step on; from a random start the loss of a small head stays on the
+        plateau of C = 0 for long.
+
+        Raises:
+            ValueError: if the backbone has fewer layers than the head.
+        """
+        if len(layers) < len(self.layers):
+            raise ValueError(
+                f"`num_mrp_layers` is {len(self.layers)}, but the backbone has {len(layers)} layers to copy: "
+                'pass fewer, or `head_initialization="normal"`.'
+            )
+        for own, copied in zip(self.layers, list(layers)[-len(self.layers) :], strict=True):
+            own.load_state_dict(copied.state_dict())
+        identity = torch.eye(self.config.hidden_size)
+        self.eh_proj.weight.copy_(torch.cat([identity, identity], dim=1))
 
     @staticmethod
     def config_for(

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 # Settings of `MRPConfig` that `from_backbone` takes by name; the others follow from the backbone.
 BACKBONE_OVERRIDES = ("mask_token_id", "block_length", "attention_pattern", "logit_shift")
 HEAD_OVERRIDES = ("mrp_prediction", "mrp_initializer_range")
+HEAD_INITIALIZATIONS = ("normal", "backbone")
 ATTENTION_IMPLEMENTATIONS = ("sdpa", "eager")
 REPOSITORY_OPTIONS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
 
@@ -105,6 +106,7 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         name_or_path_or_model: str | os.PathLike[str] | PreTrainedModel,
         *,
         num_mrp_layers: int = 3,
+        head_initialization: str = "normal",
         dtype: torch.dtype | str | None = None,
         device_map: Any = None,
         attn_implementation: str | None = None,
@@ -116,6 +118,9 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         Args:
             name_or_path_or_model: folder, Hub name, or a loaded native model (which is frozen, not copied).
             num_mrp_layers (`int`, *optional*, defaults to 3): decoder layers of the head; 0 for none.
+            head_initialization (`str`, *optional*, defaults to `"normal"`):
+                `"normal"`: the published start, normal with `mrp_initializer_range`; `"backbone"`: a copy of the
+                backbone's last layers, which learns sooner where the head is small.
             dtype, device_map, attn_implementation: as in `from_pretrained`; only for a backbone that is loaded here.
             trust_remote_code (`bool`, *optional*, defaults to `False`):
                 Has no effect on the families of the table: they load into native classes, and their code is never run.
@@ -131,6 +136,10 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         unknown = sorted(set(overrides) - {*BACKBONE_OVERRIDES, *HEAD_OVERRIDES})
         if unknown:
             raise TypeError(f"from_backbone() does not take {unknown}; it takes {BACKBONE_OVERRIDES + HEAD_OVERRIDES}.")
+        if head_initialization not in HEAD_INITIALIZATIONS:
+            raise ValueError(
+                f"`head_initialization` must be one of {HEAD_INITIALIZATIONS}, got {head_initialization!r}."
+            )
         if attn_implementation not in (None, *ATTENTION_IMPLEMENTATIONS):
             raise ValueError(
                 f"`attn_implementation` must be one of {ATTENTION_IMPLEMENTATIONS}, got {attn_implementation!r}."
@@ -174,6 +183,8 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         config._attn_implementation = backbone.config._attn_implementation
         model = cls(config, backbone=backbone)
         if model.mrp_head is not None:
+            if head_initialization == "backbone":
+                model.mrp_head.start_from(backbone.base_model.layers)
             model.mrp_head.to(next(model.get_output_embeddings().parameters()).device)  # type: ignore[arg-type]
         ids = ("bos_token_id", "eos_token_id", "pad_token_id")
         model.generation_config = MRPGenerationConfig(
@@ -211,7 +222,7 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         if version != CODE_VERSION:
             logger.warning(
                 "Checkpoint %r was saved by version %s of the MRP code and is loaded by version %s; "
-                "`refresh_code(folder)` of `checkpoint_mrp` brings its Python files up to date.",
+                "`mrp-hf refresh FOLDER` brings its Python files up to date.",
                 pretrained_model_name_or_path,
                 version,
                 CODE_VERSION,

@@ -12,6 +12,7 @@ import typer
 from mrp_hf.cli.build import build_demo
 from mrp_hf.cli.demo import demo
 from mrp_hf.cli.generate import generate
+from mrp_hf.cli.refresh import refresh
 from mrp_hf.cli.train import train
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.command()(demo)
 app.command()(generate)
 app.command()(train)
 app.command()(build_demo)
+app.command()(refresh)
 
 
 @app.callback()

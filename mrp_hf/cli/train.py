@@ -26,6 +26,9 @@ def train(
     reveal_max: Annotated[int, typer.Option(help="A step reveals 1 to this many tokens of a block.")] = 1,
     layers: Annotated[int, typer.Option(help="Decoder layers of the head.")] = 3,
     prediction: Annotated[str, typer.Option(help="'residual', or 'direct' for the ablation.")] = "residual",
+    head_initialization: Annotated[
+        str, typer.Option(help="'normal', or 'backbone' to copy its last layers.")
+    ] = "normal",
     mask_token_id: Annotated[int | None, typer.Option(help="Mask token, where the backbone does not say it.")] = None,
     block_length: Annotated[int | None, typer.Option(help="Block length, where the backbone does not say it.")] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 1.0,
@@ -65,7 +68,7 @@ def train(
     set_seed(seed)
     overrides = {"mask_token_id": mask_token_id, "block_length": block_length, "mrp_prediction": prediction}
     given = {name: value for name, value in overrides.items() if value is not None}
-    model, tokenizer = load_backbone(backbone, num_mrp_layers=layers, **given)
+    model, tokenizer = load_backbone(backbone, num_mrp_layers=layers, head_initialization=head_initialization, **given)
     length = model.config.block_length
     trainer = MRPTrainer(
         model=model,

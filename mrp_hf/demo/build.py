@@ -36,14 +36,14 @@ class HeadRecipe:
     """Size and training of the demo's head; the defaults made the shipped one."""
 
     num_mrp_layers: int = 1
-    initializer_range: float = 0.02
+    head_initialization: str = "backbone"
     lookahead_steps: int = 4
     max_reveal: int = 4
-    steps: int = 1200
+    steps: int = 700
     problems_per_step: int = 16
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     warmup_steps: int = 50
-    save_steps: int = 200
+    save_steps: int = 100
     evaluated_problems: int = 512
     seed: int = 0
 
@@ -127,7 +127,7 @@ def _train_head(
         mask_token_id=tokenizer.mask_token_id,
         block_length=BLOCK_LENGTH,
         mrp_prediction=prediction,
-        mrp_initializer_range=recipe.initializer_range,
+        head_initialization=recipe.head_initialization,
     )
     model.generation_config.max_new_tokens = MAX_NEW_TOKENS
     trainer = MRPTrainer(

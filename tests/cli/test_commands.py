@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,12 +27,12 @@ def run(arguments: list[str]) -> None:
     assert stopped.value.code == 0
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["train"], ["generate"], ["build-demo"]])
+@pytest.mark.parametrize("command", [[], ["demo"], ["train"], ["generate"], ["build-demo"], ["refresh"]])
 def test_help_says_what_a_command_does(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     run([*command, "--help"])
     shown = capsys.readouterr().out
     assert "Usage" in shown
-    assert all(name in shown for name in ("demo", "train", "generate", "build-demo")) or command
+    assert all(name in shown for name in ("demo", "train", "generate", "build-demo", "refresh")) or command
 
 
 def test_the_command_line_loads_nothing_until_a_command_runs(tmp_path: Path) -> None:
@@ -128,3 +129,14 @@ def test_without_a_chat_template_the_prompt_stands_as_it_is(tmp_path: Path) -> N
     assert encoded["labels"][: len(prompt)] == [-100] * len(prompt)
     assert len(encoded["input_ids"]) % 4 == 0
     assert encoded["labels"][-1] == tokenizer.eos_token_id
+
+
+def test_refresh_brings_old_code_up_to_date(
+    demo_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "old"
+    shutil.copytree(demo_folder, folder)
+    (folder / "head_mrp.py").write_text("old")
+    run(["refresh", str(folder)])
+    assert "up to date" in capsys.readouterr().out
+    assert (folder / "head_mrp.py").read_text() == (demo_folder / "head_mrp.py").read_text()

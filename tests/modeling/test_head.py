@@ -95,6 +95,25 @@ def test_fresh_head_starts_from_the_asked_deviation(tiny_model, std):
             assert parameter.std().item() == pytest.approx(std, rel=0.1), name
 
 
+@torch.no_grad()
+def test_head_may_start_from_the_last_layers_of_its_backbone(tiny_model):
+    model = tiny_model(num_hidden_layers=3, num_mrp_layers=2, head_initialization="backbone")
+    for own, copied in zip(model.mrp_head.layers, model.backbone.model.layers[1:], strict=True):
+        for name, parameter in own.named_parameters():
+            assert torch.equal(parameter, copied.get_parameter(name)), name
+            assert parameter.requires_grad
+            assert parameter.data_ptr() != copied.get_parameter(name).data_ptr()
+    first, second = torch.randn(2, 5, model.config.hidden_size)
+    torch.testing.assert_close(model.mrp_head.eh_proj(torch.cat([first, second], dim=-1)), first + second)
+
+
+def test_wrong_initialization_is_refused(tiny_model):
+    with pytest.raises(ValueError, match=r"`head_initialization` must be one of .* got 'zeros'"):
+        tiny_model(head_initialization="zeros")
+    with pytest.raises(ValueError, match="`num_mrp_layers` is 3, but the backbone has 2 layers"):
+        tiny_model(num_hidden_layers=2, num_mrp_layers=3, head_initialization="backbone")
+
+
 def test_head_may_be_deeper_than_its_backbone(tiny_model):
     model = tiny_model(num_mrp_layers=5, num_hidden_layers=2)
     assert model(torch.tensor([[1, 2, 3]]), revealed_ids=torch.tensor([[1, 2, 4]])).residual_logits.isfinite().all()
