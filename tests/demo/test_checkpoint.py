@@ -25,8 +25,8 @@ def test_it_is_small_and_its_head_is_smaller() -> None:
     figures = read_figures(folder)
     assert figures is not None
     assert figures["parameters"]["head_share"] <= 0.15
-    assert all(len(shares) == 4 for shares in figures["residual_explained"].values())
-    assert "residual" in figures["residual_explained"]
+    explained = figures["residual_explained"]
+    assert len(explained["residual"]) == len(explained["direct"]) == 4
 
 
 def test_its_code_is_what_the_sources_export(tmp_path: Path) -> None:
