@@ -23,12 +23,13 @@ def print_report(comparison: Comparison, figures: dict[str, Any] | None, console
     console.print(_settings_table(comparison))
     error = 50 / comparison.problems**0.5
     console.print(
-        f"Accuracy: exact final answer; steps: every worked step right; both in %, standard error at most {error:.1f} "
-        "points.\n"
-        f"Speed: time of plain static decoding over this setting's, batch after batch in one interleaved run "
+        f"exact: right final answer; steps: every worked step right; both in %, standard error at most {error:.1f}.\n"
+        "forw., head: backbone and head forwards a problem; TPF: tokens per backbone forward.\n"
+        f"speed: time of plain static decoding over this setting's, batch after batch in one interleaved run "
         f"(batch {comparison.batch_size}; alone: one problem at a time, {comparison.problems_alone} problems).\n"
-        "Dynamic at equal forwards / cost: accuracy of plain dynamic decoding, read off its curve, at as many backbone "
-        f"forwards; cost charges a head forward as {comparison.head_cost:.2f} backbone forwards.",
+        "equal: exact answers of plain dynamic decoding, read off its curve, at as many backbone forwards; cost: the "
+        f"same with a head forward charged as {comparison.head_cost:.2f} backbone forwards.\n"
+        "same: answers identical to static, token for token.",
         style="dim",
     )
     if figures is not None:
@@ -36,16 +37,21 @@ def print_report(comparison: Comparison, figures: dict[str, Any] | None, console
 
 
 def _settings_table(comparison: Comparison) -> Table:
-    table = Table(title=f"{comparison.problems} held-out problems", title_justify="left")
-    table.add_column("setting", no_wrap=True)
-    for name in ("accuracy", "steps", "forwards", "head", "tokens per\nforward", "speed", "alone"):
-        table.add_column(name, justify="right")
-    table.add_column("dynamic at equal\nforwards / cost", justify="right")
-    table.add_column("identical\nto static", justify="right")
+    # Fits 80 columns: numbers stay whole and only names are broken.
+    table = Table(
+        title=f"{comparison.problems} held-out problems",
+        title_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("setting")
+    names = ("exact", "steps", "forw.", "head", "TPF", "speed", "alone", "equal", "cost", "same")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
     for groups in (("static",), *GROUPS):
         for score in comparison.group(*groups):
             table.add_row(*_row(score, comparison.problems))
-        table.add_section()
+        table.add_row()
     return table
 
 
@@ -61,8 +67,8 @@ def _row(score: Score, problems: int) -> tuple[str, ...]:
         f"{score.tokens_per_forward:.2f}",
         f"{score.speed:.2f}x",
         "" if score.speed_alone is None else f"{score.speed_alone:.2f}x",
-        " / ".join("-" if value is None else f"{100 * value:.1f}" for value in controls) if has_control else "",
-        "" if score.identical is None else f"{score.identical} of {problems}",
+        *(("-" if value is None else f"{100 * value:.1f}") if has_control else "" for value in controls),
+        "" if score.identical is None else f"{score.identical}/{problems}",
     )
 
 

@@ -97,8 +97,16 @@ def test_json_and_tables_show_every_setting(comparison: Comparison, tmp_path: Pa
         assert row["accuracy"] == score.accuracy
         assert row["tokens_per_forward"] == score.tokens_per_forward
         assert score.setting.name in text
-    assert text.count("3 of 3") == 9
+    assert text.count("3/3") == 9
     assert "-20.0" in text
+
+
+def test_the_table_fits_a_terminal_of_80_columns(comparison: Comparison) -> None:
+    console = Console(width=80, record=True)
+    print_report(comparison, FIGURES, console)
+    text = console.export_text()
+    assert "…" not in text
+    assert text.count("3/3") == 9
 
 
 def test_picture_is_a_png_of_some_size(comparison: Comparison, tmp_path: Path) -> None:
