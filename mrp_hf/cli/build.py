@@ -33,7 +33,7 @@ def build_demo(
         output,
         work,
         backbone=backbone,
-        backbone_recipe=BackboneRecipe() if backbone_steps is None else BackboneRecipe(steps=backbone_steps),
+        backbone_recipe=BackboneRecipe() if backbone_steps is None else BackboneRecipe(cycles=(backbone_steps,)),
         head_recipe=HeadRecipe(**{name: value for name, value in head_settings.items() if value is not None}),
     )
     typer.echo(f"The checkpoint is in {output}: try `mrp-hf demo --checkpoint {output}`.")

@@ -35,24 +35,37 @@ BLOCK_LENGTH = 16
 
 @dataclass(frozen=True)
 class BackboneRecipe:
-    """Size and training of the demo backbone; the defaults made the shipped one."""
+    """Size and training of the demo backbone; the defaults made the shipped one.
+
+    `cycles` are the steps of one or more rounds of training. Each warms up, stays, and decays to zero with optimizers
+    that start afresh, so a backbone that is finished can be trained further (WSD-S, arXiv 2410.05192).
+    """
 
     hidden_size: int = 128
     num_layers: int = 10
     intermediate_size: int = 256
     num_heads: int = 2
     head_dim: int = 64
-    steps: int = 2400
+    cycles: tuple[int, ...] = (2400, 1600)
     decay_from: float = 0.55
     warmup_steps: int = 100
     problems_per_step: int = 32
     learning_rate: float = 3e-3
     seed: int = 0
 
+    @property
+    def steps(self) -> int:
+        return sum(self.cycles)
+
+    @property
+    def cycle_starts(self) -> tuple[int, ...]:
+        return tuple(itertools.accumulate((0, *self.cycles[:-1])))
+
     def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up, constant, linear to zero from `decay_from` of the run on."""
-        warmup = min(1.0, (step + 1) / self.warmup_steps)
-        decay = min(1.0, (self.steps - step) / ((1 - self.decay_from) * self.steps))
+        """Linear warm-up, constant, linear to zero from `decay_from` of the cycle on."""
+        start, length = max(pair for pair in zip(self.cycle_starts, self.cycles, strict=True) if pair[0] <= step)
+        warmup = min(1.0, (step - start + 1) / self.warmup_steps)
+        decay = min(1.0, (start + length - step) / ((1 - self.decay_from) * length))
         return self.learning_rate * warmup * decay
 
 
@@ -249,6 +262,8 @@ def train_backbone(
     with Progress() as progress, (folder / "log.jsonl").open("a") as log:
         task = progress.add_task("backbone", total=recipe.steps, completed=step)
         while step < recipe.steps:
+            if step in recipe.cycle_starts:
+                optimizers = build_optimizers(model, recipe.learning_rate)
             loss = diffusion_loss(model, next(batches))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -41,7 +41,7 @@ def test_the_command_line_loads_nothing_until_a_command_runs(tmp_path: Path) -> 
     packages = {name.split(".")[0] for name in shown.stdout.split()}
     assert not packages & {"datasets", "evaluate", "matplotlib", "accelerate", "sklearn"}
     assert {name for name in shown.stdout.split() if name.startswith("mrp_hf.")} <= {
-        f"mrp_hf.cli{part}" for part in ("", ".app", ".build", ".demo", ".generate", ".train")
+        f"mrp_hf.cli{part}" for part in ("", ".app", ".build", ".demo", ".generate", ".refresh", ".train")
     }
 
 

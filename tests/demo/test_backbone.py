@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mrp_hf.demo.tokenizer import build_tokenizer
 from mrp_hf.generation.masks_mrp import CLEAN, PADDING
 
 TINY = BackboneRecipe(
-    hidden_size=16, num_layers=1, intermediate_size=16, num_heads=1, head_dim=16, steps=4, problems_per_step=2
+    hidden_size=16, num_layers=1, intermediate_size=16, num_heads=1, head_dim=16, cycles=(3, 3), problems_per_step=2
 )
 
 
@@ -75,7 +76,24 @@ def test_a_stopped_training_goes_on_bit_equal(tmp_path: Path, monkeypatch: pytes
     whole, halves = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "halves"))
     assert whole.keys() == halves.keys()
     assert all(torch.equal(whole[name], halves[name]) for name in whole)
-    assert json.loads((tmp_path / "whole" / "recipe.json").read_text())["steps"] == TINY.steps
+    assert json.loads((tmp_path / "whole" / "recipe.json").read_text())["cycles"] == list(TINY.cycles)
+
+
+def test_each_cycle_warms_up_stays_and_decays_to_zero() -> None:
+    recipe = BackboneRecipe(cycles=(100, 50), decay_from=0.6, warmup_steps=10, learning_rate=1.0)
+    assert recipe.steps == 150
+    rates = [recipe.learning_rate_at(step) for step in range(recipe.steps)]
+    expected = {0: 0.1, 9: 1.0, 60: 1.0, 80: 0.5, 99: 1 / 40, 100: 0.1, 109: 1.0, 130: 1.0, 140: 0.5, 149: 1 / 20}
+    assert {step: rates[step] for step in expected} == pytest.approx(expected)
+
+
+def test_a_finished_backbone_trained_further_equals_two_cycles(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    folder = tmp_path / "longer"
+    backbone.train_backbone(folder, tokenizer, replace(TINY, cycles=TINY.cycles[:1]))
+    longer = backbone.train_backbone(folder, tokenizer, TINY).state_dict()
+    whole = backbone.train_backbone(tmp_path / "whole", tokenizer, TINY).state_dict()
+    assert all(torch.equal(whole[name], tensor) for name, tensor in longer.items())
 
 
 def test_muon_gives_matrices_updates_of_one_size() -> None:

@@ -14,7 +14,7 @@ from mrp_hf.evaluation import decode
 from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
 
 BACKBONE = BackboneRecipe(
-    hidden_size=16, num_layers=2, intermediate_size=16, num_heads=1, head_dim=16, steps=2, problems_per_step=2
+    hidden_size=16, num_layers=2, intermediate_size=16, num_heads=1, head_dim=16, cycles=(2,), problems_per_step=2
 )
 HEAD = HeadRecipe(lookahead_steps=2, steps=4, problems_per_step=2, save_steps=2, evaluated_problems=4)
 
@@ -38,7 +38,7 @@ def test_build_leaves_a_whole_checkpoint_and_does_not_repeat_a_stage(
 
     figures = read_figures(output)
     assert figures is not None
-    assert figures["backbone_recipe"]["steps"] == 2
+    assert figures["backbone_recipe"]["cycles"] == [2]
     assert figures["head_recipe"]["steps"] == 4
     for name in ("residual", "direct"):
         assert len(figures["residual_explained"][name]) == len(figures["kl_after"][name]) == 2
