@@ -128,6 +128,10 @@ def test_arguments_that_cannot_be_honoured(model, name):
     assert_refused(model, name, **{name: []})
 
 
+def test_token_types_of_a_model_that_has_none(model):
+    assert_refused(model, "`token_type_ids`", "return_token_type_ids=False", token_type_ids=torch.zeros_like(IDS))
+
+
 def test_neutral_values_are_no_request(model):
     settings = {
         "num_beams": 1,
