@@ -11,10 +11,12 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 from transformers.utils.generic import ModelOutput
 
+from .bidirectional_mrp import BidirectionalDenoiser
+from .block_causal_mrp import BlockCausalDenoiser
 from .configuration_generation_mrp import MRPGenerationConfig, resolve
 from .denoiser_mrp import Denoiser
 from .direct_mrp import decode_direct
-from .inputs_mrp import check_length, prepare_inputs, row_seeds
+from .inputs_mrp import check_length, prepare_inputs, row_seeds, wanted_tokens
 from .plain_mrp import decode_plain
 from .protocol_mrp import DiffusionLM
 from .remask_mrp import decode_remask
@@ -107,7 +109,11 @@ def _start_decode(
 ) -> tuple[Denoiser, Iterator[None]]:
     """The denoiser of this call and the loop of its mode, checked and not yet started."""
     mode, steps = config.mrp_mode, config.mrp_num_lookahead_steps
-    block_length = config.block_length or model.config.block_length
+    bidirectional = model.config.attention_pattern == "bidirectional"
+    prompt_lengths = attention_mask.sum(-1)
+    new_tokens = wanted_tokens(prompt_lengths, config)
+    block_length = config.block_length or model.config.block_length or int(new_tokens.max())
+    check_length(prompt_lengths, new_tokens, model.config, None if bidirectional else block_length)
     denoising_steps = config.denoising_steps or block_length
     if denoising_steps > block_length:
         raise ValueError(
@@ -121,21 +127,24 @@ def _start_decode(
             f"`{asked}` needs an MRP head, and this model has none (num_mrp_layers=0): attach one with "
             "MRPForDiffusionLM.from_backbone, or use mrp_mode='speculative' with mrp_drafter='backbone'."
         )
-    prompt_lengths = attention_mask.sum(-1)
-    max_new_tokens = check_length(prompt_lengths, config, model.config, block_length)
     rows = Rows.start(
         input_ids,
         attention_mask,
-        max_new_tokens,
+        new_tokens,
         row_seeds(config, len(input_ids), input_ids.device),
         block_length,
         model.config.mask_token_id,
         torch.tensor(_as_list(config.eos_token_id), dtype=torch.long, device=input_ids.device),
+        blocks_from_prompt_end=bidirectional,
     )
     rule = RevealRule(config.remasking_strategy, block_length, denoising_steps, config.confidence_threshold)
     chooser = TokenChooser.from_config(config, model.config.mask_token_id, input_ids.device)
     speculated = steps if mode == "speculative" else 0
-    denoiser = Denoiser(model, rows, rule, chooser, speculated, use_head)
+    denoiser: Denoiser
+    if bidirectional:
+        denoiser = BidirectionalDenoiser(model, rows, rule, chooser, speculated)
+    else:
+        denoiser = BlockCausalDenoiser(model, rows, rule, chooser, speculated, use_head)
     if mode == "direct":
         return denoiser, decode_direct(denoiser, steps)
     if mode == "speculative":

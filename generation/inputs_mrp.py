@@ -71,28 +71,38 @@ def _infer_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:
     return real.long()
 
 
-def check_length(
-    prompt_lengths: Tensor, config: MRPGenerationConfig, model_config: DiffusionLMConfig, block_length: int
-) -> Tensor:
-    """New tokens wanted (rows,); `ValueError` where a row would outgrow the model."""
+def wanted_tokens(prompt_lengths: Tensor, config: MRPGenerationConfig) -> Tensor:
+    """New tokens wanted (rows,); `ValueError` where `max_length` leaves a row none."""
     if config.max_new_tokens is not None:
-        wanted = torch.full_like(prompt_lengths, config.max_new_tokens)
-    else:
-        wanted = config.max_length - prompt_lengths
-    longest = int(prompt_lengths.max())
+        return torch.full_like(prompt_lengths, config.max_new_tokens)
+    wanted = config.max_length - prompt_lengths
     if int(wanted.min()) < 1:
         raise ValueError(
-            f"`max_length` is {config.max_length}, but a prompt has {longest} tokens already: raise it, or use "
-            "max_new_tokens."
-        )
-    needed = -(-int((prompt_lengths + wanted).max()) // block_length) * block_length
-    if needed > model_config.max_position_embeddings:
-        raise ValueError(
-            f"A prompt of {longest} tokens and what is to follow need {needed} positions (whole blocks of "
-            f"{block_length}), but the model has {model_config.max_position_embeddings}: shorten the prompt or lower "
-            "`max_new_tokens`."
+            f"`max_length` is {config.max_length}, but a prompt has {int(prompt_lengths.max())} tokens already: raise "
+            "it, or use max_new_tokens."
         )
     return wanted
+
+
+def check_length(
+    prompt_lengths: Tensor, new_tokens: Tensor, model_config: DiffusionLMConfig, block_length: int | None
+) -> None:
+    """Raise a `ValueError` where a row would outgrow the model.
+
+    Args:
+        prompt_lengths, new_tokens (`Tensor` of shape (rows,)): real tokens of each row, and those wanted.
+        block_length (`int`, *optional*): of blocks that are aligned to position 0 and denoised whole.
+    """
+    needed = int((prompt_lengths + new_tokens).max())
+    whole_blocks = ""
+    if block_length is not None:
+        needed = -(-needed // block_length) * block_length
+        whole_blocks = f" (whole blocks of {block_length})"
+    if needed > model_config.max_position_embeddings:
+        raise ValueError(
+            f"A prompt of {int(prompt_lengths.max())} tokens and what is to follow need {needed} positions{whole_blocks}, "
+            f"but the model has {model_config.max_position_embeddings}: shorten the prompt or lower `max_new_tokens`."
+        )
 
 
 def row_seeds(config: MRPGenerationConfig, rows: int, device: torch.device) -> Tensor:

@@ -1,7 +1,8 @@
 """Where each row of a decode stands: its tokens, its current block, whether it is finished.
 
 Rows are left-aligned: column = position, counted from the row's first real token, so padding never enters a decode and
-blocks are aligned to each row's own positions.
+blocks are aligned to each row's own positions: to position 0 for block-causal backbones, whose prompt shares its last
+block with the answer, and to the end of the prompt for bidirectional ones, which know no blocks but the sampler's.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ class Rows:
         tokens (`Tensor` of shape (rows, canvas)): prompt, finished blocks, current block, mask tokens behind.
         masked (`Tensor` of shape (rows, canvas)): the places still to fill.
         prompt_lengths, limits (`Tensor` of shape (rows,)): real prompt tokens; the same plus the tokens wanted.
+        origins (`Tensor` of shape (rows,)): where block 0 begins.
         seeds (`Tensor` of shape (rows,)): what each row's noise is keyed by.
         block, step (`Tensor` of shape (rows,)): the current block's number and the steps made in it.
         active (`Tensor` of shape (rows,)): rows that are not finished.
@@ -29,6 +31,7 @@ class Rows:
     masked: Tensor
     prompt_lengths: Tensor
     limits: Tensor
+    origins: Tensor
     seeds: Tensor
     block: Tensor
     step: Tensor
@@ -46,24 +49,34 @@ class Rows:
         block_length: int,
         mask_token_id: int,
         eos_token_ids: Tensor,
+        blocks_from_prompt_end: bool = False,
     ) -> "Rows":
-        """Rows before the first step. The block that holds a prompt's last, incomplete part is generated first."""
+        """Rows before the first step.
+
+        Args:
+            blocks_from_prompt_end (`bool`): count blocks from each prompt's end and make the last one as short as the
+                row's limit asks; otherwise from position 0, with every block denoised whole.
+        """
         prompt_lengths = attention_mask.sum(-1)
         limits = prompt_lengths + max_new_tokens
-        canvas = -(-int(limits.max()) // block_length) * block_length
+        origins = prompt_lengths if blocks_from_prompt_end else torch.zeros_like(prompt_lengths)
+        ends = origins + -(-(limits - origins) // block_length) * block_length
+        canvas = int(ends.max())
         columns = torch.arange(canvas, device=input_ids.device).expand(len(input_ids), canvas)
         in_prompt = columns < prompt_lengths[:, None]
         real_first = attention_mask.argsort(dim=-1, descending=True, stable=True)
         prompts = input_ids.gather(1, real_first)[:, :canvas]
         tokens = input_ids.new_full((len(input_ids), canvas), mask_token_id)
         tokens[:, : prompts.shape[1]] = prompts
+        masked = ~in_prompt & (columns < (limits if blocks_from_prompt_end else ends)[:, None])
         return cls(
             tokens=tokens.masked_fill(~in_prompt, mask_token_id),
-            masked=~in_prompt,
+            masked=masked,
             prompt_lengths=prompt_lengths,
             limits=limits,
+            origins=origins,
             seeds=seeds,
-            block=prompt_lengths // block_length,
+            block=(prompt_lengths - origins) // block_length,
             step=torch.zeros_like(prompt_lengths),
             active=torch.ones_like(prompt_lengths, dtype=torch.bool),
             block_length=block_length,
@@ -75,13 +88,13 @@ class Rows:
 
     @property
     def finished_length(self) -> Tensor:
-        """Tokens (rows,) in finished blocks."""
-        return self.block * self.block_length
+        """Tokens (rows,) in the prompt's whole blocks and in finished ones."""
+        return self.origins + self.block * self.block_length
 
     def positions(self) -> Tensor:
-        """Positions (rows, block_length) of the current block; a finished row's stay inside the canvas."""
-        last = self.tokens.shape[1] // self.block_length - 1
-        start = self.block.clamp(max=last) * self.block_length
+        """Positions (rows, block_length) of the current block; a finished row's are those of its last one."""
+        last = (self.limits - self.origins - 1) // self.block_length
+        start = self.origins + torch.minimum(self.block, last) * self.block_length
         return start[:, None] + torch.arange(self.block_length, device=start.device)
 
     def state(self) -> State:

@@ -1,8 +1,9 @@
-"""The backbone table: one row a family, and how a name becomes a native config with its mask id and block length.
+"""From a name to a frozen backbone: its family, native config, mask id and block length, then its weights.
 
 Published remote code of diffusion language models does not run on current transformers, but the weights are ordinary
 architectures under another `model_type` (SDAR's are Qwen3's). So a backbone's config file is read as plain JSON, turned
-into the native architecture's config, and its weights load into the native class; no remote code is ever run.
+into the native architecture's config, and its weights load into the native class. Remote code is run only where a
+backbone is in no row of the table (`families_mrp.py`) and the caller trusts it.
 """
 
 import json
@@ -14,62 +15,33 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
+from .architectures_mrp import architecture_of
+from .families_mrp import FAMILIES, BackboneFamily
+
 logger = logging.getLogger(__name__)
-
-# Says how to find the upstream code or how it once attended: neither holds for the native class.
-UPSTREAM_ONLY = ("auto_map", "architectures", "attn_implementation", "_attn_implementation", "_name_or_path")
-
-
-@dataclass(frozen=True)
-class BackboneFamily:
-    """One row: what a family of backbones is natively, and where it says what diffusion decoding needs.
-
-    Args:
-        native_type: `model_type` of the transformers architecture that its weights are.
-        attention_pattern, logit_shift: as in `MRPConfig`.
-        mask_id_fields, block_length_fields: config fields that may hold them, the first one set counts.
-        mask_tokens: text of its mask token, where the tokenizer declares none as such.
-        block_length_suffix: pattern in the repository's name whose group 1 is the block length.
-        default_block_length: used, with a warning, when nothing else says it.
-    """
-
-    native_type: str
-    attention_pattern: str
-    logit_shift: bool
-    mask_id_fields: tuple[str, ...] = ("mask_token_id",)
-    mask_tokens: tuple[str, ...] = ()
-    block_length_fields: tuple[str, ...] = ("block_length", "block_size")
-    block_length_suffix: str | None = None
-    default_block_length: int | None = None
-
-
-# By upstream `model_type`. Source of SDAR's row: JetAstra/SDAR, generate.py and README (`-b8`, `-b16`, … in a model's
-# name are its block length, which is 4 otherwise).
-FAMILIES: dict[str, BackboneFamily] = {
-    "qwen3": BackboneFamily("qwen3", "block_causal", logit_shift=False),
-    "sdar": BackboneFamily(
-        "qwen3",
-        "block_causal",
-        logit_shift=False,
-        mask_tokens=("<|MASK|>",),
-        block_length_suffix=r"-b(\d+)$",
-        default_block_length=4,
-    ),
-}
 
 
 @dataclass(frozen=True)
 class ResolvedBackbone:
-    """A backbone's native config and what `MRPConfig` has to say about it."""
+    """A backbone's config and what `MRPConfig` has to say about it."""
 
     config: PreTrainedConfig
     mask_token_id: int
-    block_length: int
+    block_length: int | None
     attention_pattern: str
     logit_shift: bool
+    logit_scale: float
+    family: BackboneFamily | None
+    """Its row of the table; `None` where its own code is used."""
+
+    def __str__(self) -> str:
+        kind = "its own code" if self.family is None else f"the native {self.config.model_type}"
+        shift = ", logits shifted by one" if self.logit_shift else ""
+        blocks = "one block" if self.block_length is None else f"blocks of {self.block_length}"
+        return f"loaded into {kind}, {self.attention_pattern}{shift}, {blocks}, mask token {self.mask_token_id}"
 
 
 def resolve_backbone(
@@ -79,60 +51,102 @@ def resolve_backbone(
     block_length: int | None = None,
     attention_pattern: str | None = None,
     logit_shift: bool | None = None,
+    logit_scale: float | None = None,
+    trust_remote_code: bool = False,
 ) -> ResolvedBackbone:
     """Look a backbone up in the table and settle what its family leaves open.
 
     Mask id and block length are taken from the argument, the config, the tokenizer, the family's default (with a
-    warning), in this order. Nothing but small JSON files is read.
+    warning), in this order. Nothing but small JSON files is read. A backbone of no family loads by its own code where
+    that is trusted, and then nothing is guessed.
 
     Args:
-        source: a folder, a Hub name, or the config of a native model.
+        source: a folder, a Hub name, or the config of a loaded model.
 
     Raises:
-        ValueError: if `source` is no backbone, its family is not in the table, or mask id or block length stay open.
+        ValueError: if `source` is no backbone, its family is not in the table, or something stays open.
     """
+    given = {
+        "mask_token_id": mask_token_id,
+        "block_length": block_length,
+        "attention_pattern": attention_pattern,
+        "logit_shift": logit_shift,
+    }
     if isinstance(source, PreTrainedConfig):
         name = source.name_or_path or ""
         fields = source.to_dict()
     else:
         name = os.fspath(source)
         fields = read_config_fields(name)
-    family = find_family(fields.get("model_type"), name)
-    if isinstance(source, PreTrainedConfig):
-        config = source
-    else:
-        native = {key: value for key, value in fields.items() if key not in (*UPSTREAM_ONLY, "model_type")}
-        config = CONFIG_MAPPING[family.native_type](**native)
+    model_type = fields.get("model_type")
+    if model_type is None:
+        raise ValueError(f"the config of backbone {name!r} has no `model_type`: add the one of its architecture.")
+    if model_type == "mrp":
+        raise ValueError(f"{name!r} is an MRP checkpoint already: load it with `MRPForDiffusionLM.from_pretrained`.")
+    family = FAMILIES.get(model_type)
+    if trust_remote_code and (family is None or family.native_type not in CONFIG_MAPPING):
+        return _resolve_own_code(source, name, given, logit_scale or 1.0)
+    if family is None:
+        raise ValueError(
+            f"backbone {name!r} has model_type={model_type!r}, which is in no row of the table ({sorted(FAMILIES)}): "
+            "load it by its own code with `trust_remote_code=True`, and say `mask_token_id`, `block_length`, "
+            "`attention_pattern` and `logit_shift`."
+        )
+    config = source if isinstance(source, PreTrainedConfig) else family.native_config(fields, name)
+    pattern = attention_pattern or _attention_pattern(family, name)
+    scaled = family.scaled_logits_field is not None and fields.get(family.scaled_logits_field)
     return ResolvedBackbone(
         config=config,
         mask_token_id=_mask_token_id(mask_token_id, fields, family, name),
-        block_length=_block_length(block_length, fields, family, name),
-        attention_pattern=family.attention_pattern if attention_pattern is None else attention_pattern,
+        block_length=_block_length(block_length, fields, family, name, pattern),
+        attention_pattern=pattern,
         logit_shift=family.logit_shift if logit_shift is None else logit_shift,
+        logit_scale=logit_scale or (config.hidden_size**-0.5 if scaled else 1.0),
+        family=family,
     )
+
+
+def _resolve_own_code(source: Any, name: str, given: dict[str, Any], logit_scale: float) -> ResolvedBackbone:
+    optional = ("block_length",) if given["attention_pattern"] == "bidirectional" else ()
+    missing = [field for field, value in given.items() if value is None and field not in optional]
+    if missing:
+        raise ValueError(
+            f"backbone {name!r} is loaded by its own code, of which nothing is known: pass "
+            f"{', '.join(f'`{field}=...`' for field in missing)} as it was trained."
+        )
+    config = source
+    if not isinstance(source, PreTrainedConfig):
+        config = AutoConfig.from_pretrained(name, trust_remote_code=True)
+    return ResolvedBackbone(config=config, logit_scale=logit_scale, family=None, **given)
 
 
 def load_backbone(
     name_or_path: str | os.PathLike[str],
-    config: PreTrainedConfig,
+    resolved: ResolvedBackbone,
     *,
     dtype: torch.dtype | str | None,
     device_map: Any,
     attn_implementation: str | None,
+    quantization_config: Any = None,
 ) -> PreTrainedModel:
-    """Load a backbone's safetensors weights into the native class of `config`.
+    """Load a backbone's safetensors weights through transformers' own loader.
 
     Raises:
-        ValueError: if there are none, or they do not fit `config`.
+        ValueError: if there are none, or they do not fit the config.
     """
     where = f"the weights of backbone {os.fspath(name_or_path)!r}"
+    auto_class = architecture_of(resolved.config).auto_class
+    own_code = resolved.family is None
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto_class.from_pretrained(
             name_or_path,
-            config=config,
+            config=resolved.config,
             dtype=dtype,
             device_map=device_map,
             attn_implementation=attn_implementation,
+            quantization_config=quantization_config,
+            trust_remote_code=own_code,
+            key_mapping=None if resolved.family is None else dict(resolved.family.tensor_names) or None,
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `check_loaded` says it in one sentence
@@ -183,17 +197,18 @@ def read_config_fields(name_or_path: str) -> dict[str, Any]:
     return fields
 
 
-def find_family(model_type: str | None, name: str) -> BackboneFamily:
-    """The row of an upstream `model_type`; a `ValueError` says why there is none."""
-    if model_type is None:
-        raise ValueError(f"the config of backbone {name!r} has no `model_type`: add the one of its architecture.")
-    if model_type == "mrp":
-        raise ValueError(f"{name!r} is an MRP checkpoint already: load it with `MRPForDiffusionLM.from_pretrained`.")
-    if model_type not in FAMILIES:
-        raise ValueError(
-            f"backbone {name!r} has model_type={model_type!r}, which is not supported; supported: {sorted(FAMILIES)}."
-        )
-    return FAMILIES[model_type]
+def _attention_pattern(family: BackboneFamily, name: str) -> str:
+    if family.attention_pattern is not None:
+        return family.attention_pattern
+    basename = os.path.basename(os.path.normpath(name)).lower()
+    for part, pattern in family.attention_by_name.items():
+        if part in basename:
+            return pattern
+    by_name = f", and its name says none of {list(family.attention_by_name)}" if family.attention_by_name else ""
+    raise ValueError(
+        f"backbones of the family of {name!r} attend in different ways{by_name}: pass `attention_pattern` as it was "
+        "trained, 'block_causal' or 'bidirectional'."
+    )
 
 
 def _mask_token_id(argument: int | None, fields: dict[str, Any], family: BackboneFamily, name: str) -> int:
@@ -203,19 +218,30 @@ def _mask_token_id(argument: int | None, fields: dict[str, Any], family: Backbon
         if fields.get(field) is not None:
             return fields[field]
     found = tokenizer_mask_id(name, family.mask_tokens) if name else None
-    if found is None:
+    if found is not None:
+        return found
+    if family.default_mask_token_id is None:
         raise ValueError(
             f"neither config nor tokenizer of backbone {name!r} gives a mask token: pass `mask_token_id=...`."
         )
-    return found
+    logger.warning(
+        "Backbone %r gives no mask token: %d, its family's, is assumed; pass `mask_token_id=...` to say it.",
+        name,
+        family.default_mask_token_id,
+    )
+    return family.default_mask_token_id
 
 
-def _block_length(argument: int | None, fields: dict[str, Any], family: BackboneFamily, name: str) -> int:
+def _block_length(
+    argument: int | None, fields: dict[str, Any], family: BackboneFamily, name: str, attention_pattern: str
+) -> int | None:
     if argument is not None:
         return argument
     for field in family.block_length_fields:
         if fields.get(field) is not None:
             return fields[field]
+    if attention_pattern == "bidirectional":
+        return None
     default = family.default_block_length
     if family.block_length_suffix is not None:
         suffix = re.search(family.block_length_suffix, os.path.basename(os.path.normpath(name)))

@@ -5,6 +5,8 @@ from typing import Any, TypeGuard
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
+from .architectures_mrp import architecture_of
+
 # Recorded in every checkpoint. Raise it whenever the files that travel with a checkpoint change what they compute or
 # accept, so that loading an older checkpoint with newer code (or the reverse) says so.
 CODE_VERSION = "1"
@@ -21,8 +23,9 @@ class MRPConfig(PreTrainedConfig):
             Config of the backbone's native architecture, a `Qwen3Config` for example.
         mask_token_id (`int`):
             Id of the mask token, inside the backbone's vocabulary.
-        block_length (`int`):
-            Number of tokens that are denoised together.
+        block_length (`int`, *optional*):
+            Number of tokens that are denoised together. A block-causal backbone was trained with one; a bidirectional
+            one knows none, and `None` makes all new tokens one block.
         backbone_name_or_path (`str`, *optional*):
             Where the backbone came from.
         num_mrp_layers (`int`, *optional*, defaults to 3):
@@ -31,6 +34,8 @@ class MRPConfig(PreTrainedConfig):
             `"block_causal"`: a token sees earlier blocks and its whole own block; `"bidirectional"`: everything.
         logit_shift (`bool`, *optional*, defaults to `False`):
             Whether token i is predicted by the hidden state at i - 1.
+        logit_scale (`float`, *optional*, defaults to 1.0):
+            Factor between the LM head's output and the logits.
         mrp_prediction (`str`, *optional*, defaults to `"residual"`):
             `"residual"`: the head predicts what is added to the backbone's logits; `"direct"`: the next logits.
         mrp_head_trained (`bool`, *optional*, defaults to `False`):
@@ -42,7 +47,6 @@ class MRPConfig(PreTrainedConfig):
 
     Raises:
         ValueError: for a value that cannot work, naming the argument, the value and the remedy.
-        NotImplementedError: for bidirectional attention and shifted logits.
     """
 
     model_type = "mrp"
@@ -56,6 +60,7 @@ class MRPConfig(PreTrainedConfig):
     block_length: int | None = None
     attention_pattern: str = "block_causal"
     logit_shift: bool = False
+    logit_scale: float = 1.0
     mrp_prediction: str = "residual"
     mrp_head_trained: bool = False
     mrp_initializer_range: float = 0.02
@@ -85,11 +90,6 @@ class MRPConfig(PreTrainedConfig):
         """Raise a `ValueError` for the first field whose value cannot work."""
         if not is_int(self.num_mrp_layers) or self.num_mrp_layers < 0:
             raise ValueError(f"`num_mrp_layers` must be 0 (no head) or more, got {self.num_mrp_layers!r}.")
-        if not is_int(self.block_length) or self.block_length < 1:
-            raise ValueError(
-                f"`block_length` must be at least 1, got {self.block_length!r}: "
-                "pass the number of tokens that the backbone was trained to denoise together."
-            )
         if not is_int(self.mask_token_id) or not 0 <= self.mask_token_id < self.vocab_size:
             raise ValueError(
                 f"`mask_token_id` must be inside the backbone's vocabulary (0 to {self.vocab_size - 1}), got "
@@ -99,17 +99,20 @@ class MRPConfig(PreTrainedConfig):
             raise ValueError(
                 f"`attention_pattern` must be one of {ATTENTION_PATTERNS}, got {self.attention_pattern!r}."
             )
-        if self.attention_pattern == "bidirectional":
-            raise NotImplementedError('`attention_pattern="bidirectional"` is not supported yet.')
+        open_block = self.block_length is None and self.attention_pattern == "bidirectional"
+        if not open_block and (not is_int(self.block_length) or self.block_length < 1):
+            raise ValueError(
+                f"`block_length` must be at least 1, got {self.block_length!r}: "
+                "pass the number of tokens that the backbone was trained to denoise together."
+            )
         if self.mrp_prediction not in PREDICTIONS:
             raise ValueError(f"`mrp_prediction` must be one of {PREDICTIONS}, got {self.mrp_prediction!r}.")
         for name in ("logit_shift", "mrp_head_trained"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"`{name}` must be True or False, got {getattr(self, name)!r}.")
-        if self.logit_shift:
-            raise NotImplementedError("`logit_shift=True` is not supported yet.")
-        if not self.mrp_initializer_range > 0:
-            raise ValueError(f"`mrp_initializer_range` must be above 0, got {self.mrp_initializer_range!r}.")
+        for name in ("mrp_initializer_range", "logit_scale"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"`{name}` must be above 0, got {getattr(self, name)!r}.")
 
     def to_dict(self) -> dict[str, Any]:
         fields = super().to_dict()
@@ -134,6 +137,11 @@ class MRPConfig(PreTrainedConfig):
     @property
     def max_position_embeddings(self) -> int:
         return self.backbone_config.max_position_embeddings
+
+    @property
+    def backbone_caches(self) -> bool:
+        """Whether the backbone takes a cache."""
+        return architecture_of(self.backbone_config).caches
 
 
 def is_int(value: object) -> TypeGuard[int]:

@@ -4,14 +4,17 @@ import copy
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel, Qwen3Config
+
+from .architectures_mrp import architecture_of
 
 
 class MRPHead(PreTrainedModel):
     """``norm(layers(eh_proj([enorm(embedding), hnorm(hidden)])))`` (arXiv 2605.18817).
 
-    Layers, rotary positions and norms are the backbone architecture's own, with its widths. Tensor names are those of
-    the published checkpoints: `enorm`, `hnorm`, `eh_proj`, `layers.*`, `norm`.
+    Layers, rotary positions and norms are the backbone architecture's own, with its widths, or Qwen3's where the
+    backbone is no dense decoder of transformers. Tensor names are those of the published checkpoints: `enorm`, `hnorm`,
+    `eh_proj`, `layers.*`, `norm`.
 
     Args:
         config (`PreTrainedConfig`): the head's config, from `MRPHead.config_for`.
@@ -46,8 +49,13 @@ class MRPHead(PreTrainedModel):
         plateau of C = 0 for long.
 
         Raises:
-            ValueError: if the backbone has fewer layers than the head.
+            ValueError: if the backbone has fewer layers than the head, or layers of another kind.
         """
+        if type(layers[0]) is not type(self.layers[0]):
+            raise ValueError(
+                f"`head_initialization` is 'backbone', but the backbone's layers are {type(layers[0]).__name__} and "
+                f"the head's {type(self.layers[0]).__name__}: they cannot be copied, use 'normal'."
+            )
         if len(layers) < len(self.layers):
             raise ValueError(
                 f"`num_mrp_layers` is {len(self.layers)}, but the backbone has {len(layers)} layers to copy: "
@@ -65,8 +73,14 @@ class MRPHead(PreTrainedModel):
         """The backbone's config with `num_layers` layers of full attention, another initialisation and no vocabulary.
 
         Full attention, because every mask is given explicitly.
+
+        Raises:
+            ValueError: if a backbone of unknown make does not say its widths.
         """
-        config = copy.deepcopy(backbone_config)
+        if architecture_of(backbone_config).serves_as_head:
+            config = copy.deepcopy(backbone_config)
+        else:
+            config = _qwen3_config(backbone_config)
         config.num_hidden_layers = num_layers
         config.layer_types = ["full_attention"] * num_layers
         config.initializer_range = initializer_range
@@ -104,3 +118,25 @@ class MRPHead(PreTrainedModel):
                 position_embeddings=position_embeddings,
             )
         return self.norm(states)
+
+
+def _qwen3_config(backbone_config: PreTrainedConfig) -> Qwen3Config:
+    """A dense Qwen3 of the backbone's widths, for backbones whose own layers cannot be a head's."""
+    widths = ("hidden_size", "intermediate_size", "num_attention_heads")
+    missing = [name for name in widths if getattr(backbone_config, name, None) is None]
+    if missing:
+        raise ValueError(
+            f"the config of backbone type {backbone_config.model_type!r} does not say {missing}, which its head needs: "
+            "set them in its config.json, or pass `num_mrp_layers=0`."
+        )
+    hidden_size, intermediate_size, heads = (getattr(backbone_config, name) for name in widths)
+    config = Qwen3Config(
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(backbone_config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(backbone_config, "head_dim", None) or hidden_size // heads,
+        max_position_embeddings=backbone_config.max_position_embeddings,
+    )
+    config._attn_implementation = backbone_config._attn_implementation
+    return config

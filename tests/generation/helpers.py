@@ -130,6 +130,8 @@ class ScriptedModel(MRPGenerationMixin):
             "attention_pattern": "block_causal",
             "num_mrp_layers": 0 if corrected is None else 1,
             "num_backbone_layers": 0,
+            "backbone_caches": True,
+            "logit_shift": False,
             "max_position_embeddings": len(logits),
             "mrp_head_trained": corrected is not None,
         }

@@ -39,16 +39,36 @@ def block_causal_mask(length: int, block_length: int, dtype: torch.dtype) -> Ten
     return torch.zeros(length, length, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)[None, None]
 
 
+def is_bidirectional(model: MRPForDiffusionLM) -> bool:
+    return model.config.attention_pattern == "bidirectional"
+
+
+def mask_of(model: MRPForDiffusionLM, length: int, block_length: int) -> Tensor:
+    return block_causal_mask(length, length if is_bidirectional(model) else block_length, model.dtype)
+
+
 @torch.no_grad()
 def hidden_of(model: MRPForDiffusionLM, ids: list[int], block_length: int) -> Tensor:
-    """The native backbone's hidden states (length, hidden) for one whole row."""
-    output = model.backbone.model(
-        input_ids=torch.tensor([ids]),
-        position_ids=torch.arange(len(ids))[None],
-        attention_mask=block_causal_mask(len(ids), block_length, model.dtype),
-        use_cache=False,
-    )
-    return output.last_hidden_state[0]
+    """What predicts each token of one whole row (length, hidden): the input of the LM head's linear layer.
+
+    It is caught on its way into that layer, so nothing need be known of the backbone.
+    """
+    caught = []
+    hook = model.backbone.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
+    mask = mask_of(model, len(ids), block_length)
+    window = getattr(model.backbone.config, "sliding_window", None)
+    if model.backbone.config.model_type == "modernbert":
+        places = torch.arange(len(ids))
+        near = (places[:, None] - places[None, :]).abs() <= window
+        mask = {"full_attention": mask, "sliding_attention": mask.masked_fill(~near, torch.finfo(model.dtype).min)}
+    try:
+        model.backbone(
+            input_ids=torch.tensor([ids]), position_ids=torch.arange(len(ids))[None], attention_mask=mask
+        )
+    finally:
+        hook.remove()
+    hidden = caught[0][0]
+    return torch.cat([hidden[:1], hidden[:-1]]) if model.config.logit_shift else hidden
 
 
 @torch.no_grad()
@@ -56,12 +76,12 @@ def after_lookahead(
     model: MRPForDiffusionLM, ids: list[int], clean: Tensor, current: Tensor, start: int, block_length: int
 ) -> Tensor:
     """`current` (length, hidden) after the head has read `ids`; before `start` it reads the clean hidden states."""
-    reads = torch.cat([clean[:start], current[start:]])
+    reads = current if is_bidirectional(model) else torch.cat([clean[:start], current[start:]])
     predicted = model.mrp_head(
-        model.backbone.model.embed_tokens(torch.tensor([ids])),
+        model.backbone.get_input_embeddings()(torch.tensor([ids])),
         reads[None],
         torch.arange(len(ids))[None],
-        block_causal_mask(len(ids), block_length, model.dtype),
+        mask_of(model, len(ids), block_length),
     )[0]
     return predicted if model.config.mrp_prediction == "direct" else reads + predicted
 
@@ -69,7 +89,7 @@ def after_lookahead(
 @torch.no_grad()
 def logits_of(model: MRPForDiffusionLM, hidden: Tensor, suppressed: Sequence[int] = ()) -> Tensor:
     """Logits (length, vocabulary) in which neither the mask token nor suppressed ones can be chosen."""
-    logits = model.backbone.lm_head(hidden).float()
+    logits = model.backbone.get_output_embeddings()(hidden).float() * model.config.logit_scale
     logits[:, [model.config.mask_token_id, *suppressed]] = -torch.inf
     return logits
 
@@ -163,14 +183,18 @@ def decode_slowly(
 ) -> Decoded:
     """Decode one prompt in mode None, "direct" or "remask"."""
     mask = model.config.mask_token_id
-    block_length = block_length or model.config.block_length
+    block_length = block_length or model.config.block_length or max_new_tokens
     remask_threshold = threshold if remask_threshold is None else remask_threshold
     limit = len(prompt) + max_new_tokens
     ids, result = list(prompt), Decoded([])
     gaps = [math.inf]
 
-    for block in range(len(prompt) // block_length, -(-limit // block_length)):
-        start, end = block * block_length, (block + 1) * block_length
+    origin = len(prompt) if is_bidirectional(model) else 0
+    for block in range((len(prompt) - origin) // block_length, -(-(limit - origin) // block_length)):
+        start, end = origin + block * block_length, origin + (block + 1) * block_length
+        if is_bidirectional(model):  # the whole canvas is there from the first step on, and ends with the answer
+            ids += [mask] * (limit - len(ids))
+            end = min(end, limit)
         masked = set(range(max(start, len(prompt)), end))
         ids += [mask] * (end - len(ids))
         step = 0

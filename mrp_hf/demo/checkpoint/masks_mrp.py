@@ -52,6 +52,16 @@ def block_causal_visibility(
     return earlier_clean | own_block
 
 
+def bidirectional_visibility(real: Tensor) -> Tensor:
+    """Every real token sees every real one, as a boolean tensor (batch, queries, keys): the rule with one block.
+
+    Args:
+        real (`Tensor` of shape (batch, length)): False at padding.
+    """
+    copies = torch.where(real, CLEAN, PADDING)
+    return block_causal_visibility(copies, copies)
+
+
 def blocks_of(copies: Tensor, position_ids: Tensor, block_length: int) -> Tensor:
     """Block number of each token, of the shape of `copies`: blocks count from position 0, padding is in none."""
     return torch.where(copies == PADDING, PADDING, position_ids // block_length)

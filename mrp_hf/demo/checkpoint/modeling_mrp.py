@@ -7,12 +7,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Cache, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import Cache, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from .configuration_generation_mrp import MRPGenerationConfig
 from .generation_mrp import MRPGenerationMixin
-from .masks_mrp import CLEAN, PADDING, additive, block_causal_visibility, blocks_of
+from .masks_mrp import (
+    CLEAN,
+    PADDING,
+    additive,
+    bidirectional_visibility,
+    block_causal_visibility,
+    blocks_of,
+)
+from .architectures_mrp import architecture_of
 from .backbones_mrp import check_loaded, load_backbone, resolve_backbone
 from .checkpoint_mrp import AUTO_MAP, staged, write_code
 from .configuration_mrp import CODE_VERSION, MRPConfig
@@ -33,8 +41,9 @@ class MRPOutput(ModelOutput):
     """What `MRPForDiffusionLM` returns.
 
     Args:
-        logits (`Tensor` of shape (batch, length, vocabulary)): the backbone's logits, A.
-        last_hidden_state (`Tensor` of shape (batch, length, hidden)): input of the LM head, h.
+        logits (`Tensor` of shape (batch, length, vocabulary)): the backbone's logits, A. Those at i are for token i,
+            also where the backbone gives them at i - 1 (then token 0 has its own, which mean nothing).
+        last_hidden_state (`Tensor` of shape (batch, length, hidden)): input of the LM head that `logits` come from, h.
         residual_logits (`Tensor` of shape (batch, length, vocabulary), *optional*):
             LM head applied to what the head predicts, C; corrected logits are A + C (C alone for "direct" heads).
         mrp_hidden_state (`Tensor` of shape (batch, length, hidden), *optional*):
@@ -71,8 +80,9 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
     def __init__(self, config: MRPConfig, backbone: PreTrainedModel | None = None):
         config.check_values()
         super().__init__(config)
+        self._architecture = architecture_of(config.backbone_config)
         if backbone is None:
-            backbone = AutoModelForCausalLM.from_config(config.backbone_config)
+            backbone = self._architecture.auto_class.from_config(config.backbone_config)
         else:
             # Else `post_init` would draw modules anew that were put in by hand, such as resized embeddings.
             for module in backbone.modules():
@@ -110,6 +120,7 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         dtype: torch.dtype | str | None = None,
         device_map: Any = None,
         attn_implementation: str | None = None,
+        quantization_config: Any = None,
         trust_remote_code: bool = False,
         **overrides: Any,
     ) -> "MRPForDiffusionLM":
@@ -121,9 +132,12 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
             head_initialization (`str`, *optional*, defaults to `"normal"`):
                 `"normal"`: the published start, normal with `mrp_initializer_range`; `"backbone"`: a copy of the
                 backbone's last layers, which learns sooner where the head is small.
-            dtype, device_map, attn_implementation: as in `from_pretrained`; only for a backbone that is loaded here.
+            dtype, device_map, attn_implementation, quantization_config: as in `from_pretrained`; only for a backbone
+                that is loaded here.
             trust_remote_code (`bool`, *optional*, defaults to `False`):
-                Has no effect on the families of the table: they load into native classes, and their code is never run.
+                Load a backbone of no known family by its own code. Then `mask_token_id`, `attention_pattern`,
+                `logit_shift` and, where it has blocks, `block_length` must be given. The families of the table load
+                into native classes, and their code is never run.
             overrides: `mask_token_id`, `block_length`, `attention_pattern`, `logit_shift`, `mrp_prediction`,
                 `mrp_initializer_range`. Without them mask id and block length come from the backbone's config, its
                 tokenizer, or its family's default, in this order.
@@ -146,10 +160,10 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
             )
         source: str | PreTrainedConfig
         if isinstance(name_or_path_or_model, PreTrainedModel):
-            if not (dtype is None and device_map is None and attn_implementation is None):
+            if any(value is not None for value in (dtype, device_map, attn_implementation, quantization_config)):
                 raise ValueError(
-                    "`dtype`, `device_map` and `attn_implementation` are for a backbone that is loaded by name: "
-                    "set them on the model that you pass."
+                    "`dtype`, `device_map`, `attn_implementation` and `quantization_config` are for a backbone that is "
+                    "loaded by name: set them on the model that you pass."
                 )
             source, name = name_or_path_or_model.config, name_or_path_or_model.name_or_path
         elif isinstance(name_or_path_or_model, str | os.PathLike):
@@ -159,7 +173,12 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
                 "`name_or_path_or_model` must be a name, a path or a model of transformers, got a "
                 f"{type(name_or_path_or_model).__name__}."
             )
-        resolved = resolve_backbone(source, **{field: overrides.get(field) for field in BACKBONE_OVERRIDES})
+        resolved = resolve_backbone(
+            source,
+            **{field: overrides.get(field) for field in BACKBONE_OVERRIDES},
+            trust_remote_code=trust_remote_code,
+        )
+        logger.info("Backbone %s: %s.", name, resolved)
         config = MRPConfig(
             backbone_config=resolved.config,
             backbone_name_or_path=name,
@@ -168,16 +187,18 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
             block_length=resolved.block_length,
             attention_pattern=resolved.attention_pattern,
             logit_shift=resolved.logit_shift,
+            logit_scale=resolved.logit_scale,
             **{field: overrides[field] for field in HEAD_OVERRIDES if field in overrides},
         )
         backbone: Any = name_or_path_or_model
         if isinstance(source, str):
             backbone = load_backbone(
                 source,
-                resolved.config,
+                resolved,
                 dtype=dtype,
                 device_map=device_map,
                 attn_implementation=attn_implementation,
+                quantization_config=quantization_config,
             )
         config.dtype = backbone.config.dtype = backbone.dtype
         config._attn_implementation = backbone.config._attn_implementation
@@ -188,7 +209,8 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
             model.mrp_head.to(next(model.get_output_embeddings().parameters()).device)  # type: ignore[arg-type]
         ids = ("bos_token_id", "eos_token_id", "pad_token_id")
         model.generation_config = MRPGenerationConfig(
-            **{name: getattr(backbone.generation_config, name) for name in ids}
+            **{name: getattr(_generation_config_of(backbone), name, None) for name in ids},
+            **({} if resolved.family is None else resolved.family.decoding),
         )
         return model.eval()
 
@@ -317,13 +339,7 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
             attention_mask (`Tensor` of shape (rows, 1, queries, keys)): additive mask of the model's dtype.
             cache (`Cache`, *optional*): the backbone's cache, written in place.
         """
-        return self.backbone.base_model(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            attention_mask=attention_mask,
-            cache=cache,
-            use_cache=cache is not None,
-        ).last_hidden_state
+        return self._architecture.hidden_states(self.backbone, input_ids, position_ids, attention_mask, cache)
 
     def mrp_step(
         self,
@@ -363,8 +379,9 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         return predicted if self.config.mrp_prediction == "direct" else hidden_states + predicted
 
     def project(self, hidden_states: Tensor) -> Tensor:
-        """Logits (..., vocabulary) of hidden states (..., hidden): the LM head's linear layer."""
-        return self.get_output_embeddings()(hidden_states)
+        """Logits (..., vocabulary) of hidden states (..., hidden): the LM head's last linear layer, scaled."""
+        logits = self.get_output_embeddings()(hidden_states)
+        return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
 
     def forward(
         self,
@@ -388,6 +405,10 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         """
         position_ids, mask = self._positions_and_mask(input_ids, attention_mask, position_ids, cache)
         hidden = self.backbone_hidden_states(input_ids, position_ids, mask, cache)
+        if self.config.logit_shift:
+            if cache is not None:
+                raise ValueError("`cache` cannot be used here where logits are shifted: call `backbone_hidden_states`.")
+            hidden = torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
         output = MRPOutput(logits=self.project(hidden), last_hidden_state=hidden)
         if revealed_ids is not None:
             predicted = self._head(revealed_ids, hidden, position_ids, mask, mrp_cache)
@@ -415,6 +436,13 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         if position_ids is None:
             position_ids = (real.cumsum(-1) - 1).clamp(min=0)
+        if self.config.attention_pattern == "bidirectional":
+            return position_ids, additive(bidirectional_visibility(real), self.dtype)
         copies = torch.where(real, CLEAN, PADDING)
         blocks = blocks_of(copies, position_ids, self.config.block_length)
         return position_ids, additive(block_causal_visibility(copies, blocks), self.dtype)
+
+
+def _generation_config_of(backbone: PreTrainedModel) -> GenerationConfig | PreTrainedConfig:
+    """Where the backbone's special tokens stand: a masked language model has no generation config."""
+    return getattr(backbone, "generation_config", None) or backbone.config

@@ -12,9 +12,12 @@ class DiffusionLMConfig(Protocol):
 
     vocab_size: int
     mask_token_id: int
-    block_length: int
+    block_length: int | None
+    attention_pattern: str
+    logit_shift: bool
     num_mrp_layers: int
     num_backbone_layers: int
+    backbone_caches: bool
     max_position_embeddings: int
     mrp_head_trained: bool
 

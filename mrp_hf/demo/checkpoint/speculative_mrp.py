@@ -34,7 +34,7 @@ def decode_speculative(denoiser: Denoiser, lookahead_steps: int, draft_with_head
 
         reached_full = ~candidates.pick(reached).masked.any(-1) & rows.active
         reached_hidden = hidden[torch.arange(len(rows), device=reached.device), reached]
-        denoiser.keep(reached, reached_full, reached_hidden)
+        denoiser.keep(reached, reached_full)
         block_before = rows.block
         rows.advance(following.pick(reached))
         yield
