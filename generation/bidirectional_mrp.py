@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from transformers import Cache
 
 from .denoiser_mrp import Denoiser
 from .masks_mrp import additive, bidirectional_visibility
@@ -21,7 +22,7 @@ class BidirectionalDenoiser(Denoiser):
         valid = active if valid is None else valid & active
         row, candidate = valid.nonzero(as_tuple=True)
         ids = states.ids.view(len(rows), candidates, -1)[row, candidate]
-        computed = self.model.backbone_hidden_states(*self._canvas(row, ids))
+        computed = self._compute(row, ids)
         hidden = computed.new_zeros(*valid.shape, *computed.shape[1:])
         hidden[row, candidate] = self._align(computed)
         counts = valid.sum(-1)
@@ -49,6 +50,13 @@ class BidirectionalDenoiser(Denoiser):
     def _places(self) -> Tensor:
         """Canvas columns (rows, block_length) of the current blocks."""
         return self.rows.positions()
+
+    def _compute(self, row: Tensor, ids: Tensor) -> Tensor:
+        """Hidden states (n, canvas, hidden), not aligned, of the canvases that `_canvas` makes."""
+        return self._run(row, ids, cache=None)
+
+    def _run(self, row: Tensor, ids: Tensor, cache: Cache | None) -> Tensor:
+        return self.model.backbone_hidden_states(*self._canvas(row, ids), cache=cache)
 
     def _canvas(self, row: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, positions and mask of the canvases of `row` (n,), with `ids` (n, block_length) as current blocks."""

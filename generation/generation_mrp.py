@@ -11,6 +11,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 from transformers.utils.generic import ModelOutput
 
+from .approximate_mrp import ApproximateDenoiser
 from .bidirectional_mrp import BidirectionalDenoiser
 from .block_causal_mrp import BlockCausalDenoiser
 from .configuration_generation_mrp import MRPGenerationConfig, resolve
@@ -110,6 +111,11 @@ def _start_decode(
     """The denoiser of this call and the loop of its mode, checked and not yet started."""
     mode, steps = config.mrp_mode, config.mrp_num_lookahead_steps
     bidirectional = model.config.attention_pattern == "bidirectional"
+    if config.approximate_cache is not None and not (bidirectional and model.config.backbone_caches):
+        reason = "takes no cache" if bidirectional else "is block-causal, and its block cache is exact"
+        raise ValueError(
+            f"`approximate_cache` is {config.approximate_cache!r}, but the backbone {reason}: leave it out."
+        )
     prompt_lengths = attention_mask.sum(-1)
     new_tokens = wanted_tokens(prompt_lengths, config)
     block_length = config.block_length or model.config.block_length or int(new_tokens.max())
@@ -141,7 +147,9 @@ def _start_decode(
     chooser = TokenChooser.from_config(config, model.config.mask_token_id, input_ids.device)
     speculated = steps if mode == "speculative" else 0
     denoiser: Denoiser
-    if bidirectional:
+    if bidirectional and config.approximate_cache is not None:
+        denoiser = ApproximateDenoiser(model, rows, rule, chooser, speculated, config.approximate_cache)
+    elif bidirectional:
         denoiser = BidirectionalDenoiser(model, rows, rule, chooser, speculated)
     else:
         denoiser = BlockCausalDenoiser(model, rows, rule, chooser, speculated, use_head)

@@ -100,8 +100,9 @@ def check_length(
         whole_blocks = f" (whole blocks of {block_length})"
     if needed > model_config.max_position_embeddings:
         raise ValueError(
-            f"A prompt of {int(prompt_lengths.max())} tokens and what is to follow need {needed} positions{whole_blocks}, "
-            f"but the model has {model_config.max_position_embeddings}: shorten the prompt or lower `max_new_tokens`."
+            f"A prompt of {int(prompt_lengths.max())} tokens and what is to follow need {needed} positions"
+            f"{whole_blocks}, but the model has {model_config.max_position_embeddings}: shorten the prompt or lower "
+            "`max_new_tokens`."
         )
 
 

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils.hub import cached_file
 
 from .architectures_mrp import architecture_of
@@ -117,6 +125,10 @@ def _resolve_own_code(source: Any, name: str, given: dict[str, Any], logit_scale
     config = source
     if not isinstance(source, PreTrainedConfig):
         config = AutoConfig.from_pretrained(name, trust_remote_code=True)
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings")
+    unsaid = [size for size in sizes if not isinstance(getattr(config, size, None), int)]
+    if unsaid:
+        raise ValueError(f"the config of backbone {name!r} does not say {unsaid}: add them to its config.json.")
     return ResolvedBackbone(config=config, logit_scale=logit_scale, family=None, **given)
 
 
@@ -135,8 +147,8 @@ def load_backbone(
         ValueError: if there are none, or they do not fit the config.
     """
     where = f"the weights of backbone {os.fspath(name_or_path)!r}"
-    auto_class = architecture_of(resolved.config).auto_class
     own_code = resolved.family is None
+    auto_class = _auto_class_of_own_code(resolved.config) if own_code else architecture_of(resolved.config).auto_class
     try:
         loaded: Any = auto_class.from_pretrained(
             name_or_path,
@@ -156,6 +168,15 @@ def load_backbone(
     backbone, info = loaded
     check_loaded(info, where, "take config.json and weights from the same place.")
     return backbone
+
+
+def _auto_class_of_own_code(config: PreTrainedConfig) -> Any:
+    """The Auto class that gives the model with its LM head: families map `AutoModel` to it or to the model without."""
+    auto_map = getattr(config, "auto_map", None) or {}
+    for auto_class in (AutoModelForCausalLM, AutoModelForMaskedLM, AutoModel):
+        if auto_class.__name__ in auto_map:
+            return auto_class
+    raise ValueError(f"the config of {config.name_or_path!r} names no model class of its own in `auto_map`.")
 
 
 def check_loaded(info: dict[str, Any], where: str, remedy: str, allow_mismatch: bool = False) -> None:

@@ -139,8 +139,8 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
                 `logit_shift` and, where it has blocks, `block_length` must be given. The families of the table load
                 into native classes, and their code is never run.
             overrides: `mask_token_id`, `block_length`, `attention_pattern`, `logit_shift`, `logit_scale`,
-                `mrp_prediction`, `mrp_initializer_range`. Without them mask id and block length come from the backbone's config, its
-                tokenizer, or its family's default, in this order.
+                `mrp_prediction`, `mrp_initializer_range`. Without them mask id and block length come from the
+                backbone's config, its tokenizer, or its family's default, in this order.
 
         Raises:
             ValueError: if the backbone is none, is of no known family, does not fit its config, or leaves mask id or

@@ -7,6 +7,7 @@ against another one.
 import json
 import random
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     BertConfig,
     BertForMaskedLM,
     LlamaConfig,
@@ -172,7 +175,7 @@ def make_native(family: str, seed: int) -> Made:
         torch.manual_seed(seed)
         model, fields = MAKERS[family](random.Random(f"{family} {seed}"))
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            for parameter in model.parameters():
                 if parameter.ndim == 1:  # norms and biases start out all alike
                     parameter.add_(torch.randn_like(parameter) * 0.2)
         return model.eval(), fields
@@ -193,4 +196,27 @@ def write_checkpoint(family: str, seed: int, parent: Path) -> Path:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "generation_config.json").unlink(missing_ok=True)
     (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def write_own_code(folder: Path, **fields: Any) -> Path:
+    """A checkpoint of a family that is in no table and brings code of its own."""
+    source = Path(__file__).parent / "modeling" / "own_code"
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in source.glob("*.py"):
+        shutil.copy(file, folder)
+    auto_map = {
+        "AutoConfig": "configuration_strange.StrangeConfig",
+        "AutoModel": "modeling_strange.StrangeModel",
+        "AutoModelForCausalLM": "modeling_strange.StrangeForCausalLM",
+    }
+    (folder / "config.json").write_text(json.dumps({"model_type": "strange", "auto_map": auto_map} | fields))
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(std=0.5)
+    save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, folder / "model.safetensors")
     return folder

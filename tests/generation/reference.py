@@ -62,9 +62,7 @@ def hidden_of(model: MRPForDiffusionLM, ids: list[int], block_length: int) -> Te
         near = (places[:, None] - places[None, :]).abs() <= window
         mask = {"full_attention": mask, "sliding_attention": mask.masked_fill(~near, torch.finfo(model.dtype).min)}
     try:
-        model.backbone(
-            input_ids=torch.tensor([ids]), position_ids=torch.arange(len(ids))[None], attention_mask=mask
-        )
+        model.backbone(input_ids=torch.tensor([ids]), position_ids=torch.arange(len(ids))[None], attention_mask=mask)
     finally:
         hook.remove()
     hidden = caught[0][0]

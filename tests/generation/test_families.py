@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mrp_hf import MRPForDiffusionLM
-from tests.families import MAKERS, exact_dtype, write_checkpoint
 
+from ..families import MAKERS, exact_dtype, write_checkpoint
 from .helpers import RULES, WAYS, answers, counts, draw_prompt, run
 from .reference import decode_slowly, greedy, sampler
 

@@ -10,7 +10,11 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, PreTrainedConfig, Qwen3Config
 
 from mrp_hf import MRPForDiffusionLM
-from mrp_hf.modeling.backbones_mrp import FAMILIES, resolve_backbone, tokenizer_mask_id
+from mrp_hf.modeling.architectures_mrp import ARCHITECTURES
+from mrp_hf.modeling.backbones_mrp import resolve_backbone, tokenizer_mask_id
+from mrp_hf.modeling.families_mrp import FAMILIES
+
+from ..families import EOS, PAD, write_checkpoint
 
 
 @pytest.fixture
@@ -45,8 +49,10 @@ def test_arguments_come_before_the_config(fixtures):
     assert (resolved.mask_token_id, resolved.block_length) == (3, 7)
 
 
-def test_every_row_names_a_native_architecture():
-    assert all(family.native_type in CONFIG_MAPPING for family in FAMILIES.values())
+def test_every_row_names_a_native_architecture_whose_class_we_can_call():
+    native = {family.native_type for family in FAMILIES.values()}
+    assert native <= set(ARCHITECTURES)
+    assert {name for name in native if name not in CONFIG_MAPPING} <= {"llada2_moe"}
 
 
 @pytest.mark.parametrize(("name", "expected"), [("SDAR-1.7B-Chat", 4), ("SDAR-1.7B-Chat-b16", 16), ("SDAR-b32", 32)])
@@ -111,17 +117,41 @@ def test_a_hub_name_that_cannot_be_reached(monkeypatch):
 def test_a_config_without_or_with_an_unknown_model_type(backbone_folder, fixtures):
     with pytest.raises(ValueError, match="has no `model_type`"):
         MRPForDiffusionLM.from_backbone(backbone_folder(model_type=None))
-    with pytest.raises(ValueError, match=r"model_type='Dream'.*not supported; supported: \['qwen3', 'sdar'\]"):
-        MRPForDiffusionLM.from_backbone(fixtures / "dream")
+    with pytest.raises(ValueError, match=r"model_type='gpt2', which is in no row .*trust_remote_code=True"):
+        MRPForDiffusionLM.from_backbone(backbone_folder("gpt", model_type="gpt2"))
 
 
-def test_what_is_not_supported_yet_is_said_before_weights_are_read(backbone_folder):
+def test_a_family_that_this_transformers_lacks(backbone_folder):
+    with pytest.raises(ValueError, match="is a llada2_moe, which this version of transformers does not implement"):
+        MRPForDiffusionLM.from_backbone(backbone_folder(model_type="llada2_moe"))
+
+
+def test_a_variant_that_is_not_the_native_architecture(backbone_folder):
+    folder = backbone_folder(model_type="llada", alibi=True)
+    with pytest.raises(ValueError, match="has alibi=True in its config, but the native llama has False"):
+        MRPForDiffusionLM.from_backbone(folder)
+
+
+def test_attention_that_neither_family_nor_name_says(backbone_folder):
+    for name, model_type in (("Qwen3-0.6B-diffusion", "a2d-qwen3"), ("mine", "llama")):
+        folder = backbone_folder(name, model_type=model_type)
+        with pytest.raises(ValueError, match=r"pass `attention_pattern` as it was trained"):
+            resolve_backbone(folder)
+        assert resolve_backbone(folder, attention_pattern="bidirectional").attention_pattern == "bidirectional"
+
+
+def test_what_a_family_decodes_with(tmp_path):
+    strategies = {"Dream": (None, None), "Fast_dLLM_Qwen": ("low_confidence_dynamic", 0.9)}
+    for family, expected in strategies.items():
+        model = MRPForDiffusionLM.from_backbone(write_checkpoint(family, 0, tmp_path), num_mrp_layers=0)
+        config = model.generation_config
+        assert (config.remasking_strategy, config.confidence_threshold) == expected
+        assert (config.eos_token_id, config.pad_token_id) == (EOS, PAD)
+
+
+def test_wrong_arguments_are_said_before_weights_are_read(backbone_folder):
     folder = backbone_folder()
     (folder / "model.safetensors").unlink()
-    with pytest.raises(NotImplementedError, match="bidirectional"):
-        MRPForDiffusionLM.from_backbone(folder, attention_pattern="bidirectional")
-    with pytest.raises(NotImplementedError, match="logit_shift"):
-        MRPForDiffusionLM.from_backbone(folder, logit_shift=True)
     with pytest.raises(ValueError, match=r"`attn_implementation` must be one of .*'flash_attention_2'"):
         MRPForDiffusionLM.from_backbone(folder, attn_implementation="flash_attention_2")
     with pytest.raises(ValueError, match=r"`num_mrp_layers` must be 0 .* got -1"):

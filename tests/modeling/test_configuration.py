@@ -43,6 +43,7 @@ def test_defaults_and_what_the_backbone_says():
         ("attention_pattern", "causal"),
         ("mrp_prediction", "both"),
         ("mrp_initializer_range", 0.0),
+        ("logit_scale", 0.0),
         ("logit_shift", "yes"),
         ("mrp_head_trained", 1),
     ],
@@ -52,10 +53,11 @@ def test_a_wrong_value_is_named(field, value):
         make_config(**{field: value})
 
 
-@pytest.mark.parametrize(("field", "value"), [("attention_pattern", "bidirectional"), ("logit_shift", True)])
-def test_what_is_not_supported_yet_is_named(field, value):
-    with pytest.raises(NotImplementedError, match=field):
-        make_config(**{field: value})
+def test_only_a_bidirectional_backbone_may_have_no_block_length():
+    config = make_config(attention_pattern="bidirectional", block_length=None)
+    assert config.block_length is None
+    with pytest.raises(ValueError, match="`block_length` must be at least 1, got None"):
+        make_config(block_length=None)
 
 
 def test_backbone_config_is_required_and_must_be_native():

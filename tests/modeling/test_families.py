@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mrp_hf import MRPForDiffusionLM
-from tests.families import MAKERS, MASK, VOCABULARY, exact_dtype, make_native, write_checkpoint
+
+from ..families import MAKERS, MASK, VOCABULARY, exact_dtype, make_native, write_checkpoint
 
 SEEDS = range(3)
 EXPECTED = {
@@ -97,7 +98,7 @@ def test_one_line_says_what_was_chosen(folder, family, caplog):
     with caplog.at_level(logging.INFO):
         MRPForDiffusionLM.from_backbone(folder(family, 0), num_mrp_layers=0)
     native = {"llada": "llama", "sdar_moe": "qwen3_moe", "Fast_dLLM_Qwen": "qwen2"}[family]
-    pattern, shift, block_length = EXPECTED[family]
+    pattern, shift, _ = EXPECTED[family]
     line = next(record.message for record in caplog.records if record.message.startswith("Backbone"))
     assert f"loaded into the native {native}, {pattern}" in line
     assert ("shifted by one" in line) is shift

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils.hub import cached_file
 
 from .architectures_mrp import architecture_of
@@ -51,6 +59,7 @@ def resolve_backbone(
     block_length: int | None = None,
     attention_pattern: str | None = None,
     logit_shift: bool | None = None,
+    logit_scale: float | None = None,
     trust_remote_code: bool = False,
 ) -> ResolvedBackbone:
     """Look a backbone up in the table and settle what its family leaves open.
@@ -84,7 +93,7 @@ def resolve_backbone(
         raise ValueError(f"{name!r} is an MRP checkpoint already: load it with `MRPForDiffusionLM.from_pretrained`.")
     family = FAMILIES.get(model_type)
     if trust_remote_code and (family is None or family.native_type not in CONFIG_MAPPING):
-        return _resolve_own_code(source, name, given)
+        return _resolve_own_code(source, name, given, logit_scale or 1.0)
     if family is None:
         raise ValueError(
             f"backbone {name!r} has model_type={model_type!r}, which is in no row of the table ({sorted(FAMILIES)}): "
@@ -100,12 +109,12 @@ def resolve_backbone(
         block_length=_block_length(block_length, fields, family, name, pattern),
         attention_pattern=pattern,
         logit_shift=family.logit_shift if logit_shift is None else logit_shift,
-        logit_scale=config.hidden_size**-0.5 if scaled else 1.0,
+        logit_scale=logit_scale or (config.hidden_size**-0.5 if scaled else 1.0),
         family=family,
     )
 
 
-def _resolve_own_code(source: Any, name: str, given: dict[str, Any]) -> ResolvedBackbone:
+def _resolve_own_code(source: Any, name: str, given: dict[str, Any], logit_scale: float) -> ResolvedBackbone:
     optional = ("block_length",) if given["attention_pattern"] == "bidirectional" else ()
     missing = [field for field, value in given.items() if value is None and field not in optional]
     if missing:
@@ -116,7 +125,11 @@ def _resolve_own_code(source: Any, name: str, given: dict[str, Any]) -> Resolved
     config = source
     if not isinstance(source, PreTrainedConfig):
         config = AutoConfig.from_pretrained(name, trust_remote_code=True)
-    return ResolvedBackbone(config=config, logit_scale=1.0, family=None, **given)
+    sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings")
+    unsaid = [size for size in sizes if not isinstance(getattr(config, size, None), int)]
+    if unsaid:
+        raise ValueError(f"the config of backbone {name!r} does not say {unsaid}: add them to its config.json.")
+    return ResolvedBackbone(config=config, logit_scale=logit_scale, family=None, **given)
 
 
 def load_backbone(
@@ -134,8 +147,8 @@ def load_backbone(
         ValueError: if there are none, or they do not fit the config.
     """
     where = f"the weights of backbone {os.fspath(name_or_path)!r}"
-    auto_class = architecture_of(resolved.config).auto_class
     own_code = resolved.family is None
+    auto_class = _auto_class_of_own_code(resolved.config) if own_code else architecture_of(resolved.config).auto_class
     try:
         loaded: Any = auto_class.from_pretrained(
             name_or_path,
@@ -155,6 +168,15 @@ def load_backbone(
     backbone, info = loaded
     check_loaded(info, where, "take config.json and weights from the same place.")
     return backbone
+
+
+def _auto_class_of_own_code(config: PreTrainedConfig) -> Any:
+    """The Auto class that gives the model with its LM head: families map `AutoModel` to it or to the model without."""
+    auto_map = getattr(config, "auto_map", None) or {}
+    for auto_class in (AutoModelForCausalLM, AutoModelForMaskedLM, AutoModel):
+        if auto_class.__name__ in auto_map:
+            return auto_class
+    raise ValueError(f"the config of {config.name_or_path!r} names no model class of its own in `auto_map`.")
 
 
 def check_loaded(info: dict[str, Any], where: str, remedy: str, allow_mismatch: bool = False) -> None:
@@ -203,9 +225,10 @@ def _attention_pattern(family: BackboneFamily, name: str) -> str:
     for part, pattern in family.attention_by_name.items():
         if part in basename:
             return pattern
+    by_name = f", and its name says none of {list(family.attention_by_name)}" if family.attention_by_name else ""
     raise ValueError(
-        f"checkpoints of the family of backbone {name!r} attend in different ways, and its name says none of "
-        f"{list(family.attention_by_name)}: pass `attention_pattern` as it was trained."
+        f"backbones of the family of {name!r} attend in different ways{by_name}: pass `attention_pattern` as it was "
+        "trained, 'block_causal' or 'bidirectional'."
     )
 
 

@@ -12,6 +12,7 @@ Mode = Literal["direct", "speculative", "remask"]
 MODES: tuple[str, ...] = get_args(Mode)
 DRAFTERS = ("head", "backbone")
 REMASK_RULES = ("confidence",)
+APPROXIMATE_CACHES = ("prefix", "dual")
 
 # None means "not set" in a config, so that configs can be laid over each other; these stand where nothing is set.
 DEFAULTS: dict[str, Any] = {
@@ -103,6 +104,9 @@ class MRPGenerationConfig(GenerationConfig):
         remask_rule (`str`, *optional*, defaults to `"confidence"`): how remask mode judges (the paper's rule).
         remask_threshold (`float`, *optional*, defaults to `confidence_threshold`): corrected confidence below which a
             token of the same step is masked again.
+        approximate_cache (`str`, *optional*): for bidirectional backbones, which are exact without a cache: what of a
+            block's first forward its later ones read instead of computing it again. `"prefix"`: everything before the
+            block; `"dual"`: everything outside it (Fast-dLLM, arXiv 2505.22618).
         seed (`int` or `list[int]`, *optional*): seed of the sampling noise, one for all rows or one a row; drawn from
             torch's default generator unless set.
     """
@@ -118,6 +122,7 @@ class MRPGenerationConfig(GenerationConfig):
     confidence_threshold: Any
     remask_rule: str | None
     remask_threshold: float | None
+    approximate_cache: str | None
     seed: int | list[int] | tuple[int, ...] | None
 
     def __init__(self, **kwargs: Any):
@@ -133,6 +138,7 @@ class MRPGenerationConfig(GenerationConfig):
             ("mrp_drafter", DRAFTERS),
             ("remasking_strategy", STRATEGIES),
             ("remask_rule", REMASK_RULES),
+            ("approximate_cache", APPROXIMATE_CACHES),
         ):
             value = getattr(self, name)
             _check(value is None or value in allowed, name, value, f"choose one of {', '.join(allowed)}, or None")

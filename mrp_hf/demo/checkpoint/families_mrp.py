@@ -108,7 +108,11 @@ def _masked_lm(native_type: str) -> BackboneFamily:
 
 # By upstream `model_type`.
 FAMILIES: dict[str, BackboneFamily] = {
+    # Native architectures under their own names: how such a checkpoint was trained to attend, only its owner knows.
     "qwen3": BackboneFamily("qwen3", "block_causal"),
+    "qwen3_moe": BackboneFamily("qwen3_moe", "block_causal"),
+    "qwen2": BackboneFamily("qwen2", attention_pattern=None),
+    "llama": BackboneFamily("llama", attention_pattern=None),
     "sdar": _sdar("qwen3"),  # SDAR, TraDo
     "sdar_moe": _sdar("qwen3_moe"),
     # ML-GSAI/LLaDA, configuration_llada.py and modeling_llada.py: a Llama under OLMo's names.

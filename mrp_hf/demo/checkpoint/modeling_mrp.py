@@ -29,7 +29,7 @@ from .head_mrp import MRPHead
 logger = logging.getLogger(__name__)
 
 # Settings of `MRPConfig` that `from_backbone` takes by name; the others follow from the backbone.
-BACKBONE_OVERRIDES = ("mask_token_id", "block_length", "attention_pattern", "logit_shift")
+BACKBONE_OVERRIDES = ("mask_token_id", "block_length", "attention_pattern", "logit_shift", "logit_scale")
 HEAD_OVERRIDES = ("mrp_prediction", "mrp_initializer_range")
 HEAD_INITIALIZATIONS = ("normal", "backbone")
 ATTENTION_IMPLEMENTATIONS = ("sdpa", "eager")
@@ -138,9 +138,9 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
                 Load a backbone of no known family by its own code. Then `mask_token_id`, `attention_pattern`,
                 `logit_shift` and, where it has blocks, `block_length` must be given. The families of the table load
                 into native classes, and their code is never run.
-            overrides: `mask_token_id`, `block_length`, `attention_pattern`, `logit_shift`, `mrp_prediction`,
-                `mrp_initializer_range`. Without them mask id and block length come from the backbone's config, its
-                tokenizer, or its family's default, in this order.
+            overrides: `mask_token_id`, `block_length`, `attention_pattern`, `logit_shift`, `logit_scale`,
+                `mrp_prediction`, `mrp_initializer_range`. Without them mask id and block length come from the
+                backbone's config, its tokenizer, or its family's default, in this order.
 
         Raises:
             ValueError: if the backbone is none, is of no known family, does not fit its config, or leaves mask id or
@@ -408,11 +408,15 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         if self.config.logit_shift:
             if cache is not None:
                 raise ValueError("`cache` cannot be used here where logits are shifted: call `backbone_hidden_states`.")
-            hidden = torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
+            before = torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
+            hidden = torch.where(position_ids.unsqueeze(-1) == 0, hidden, before)
         output = MRPOutput(logits=self.project(hidden), last_hidden_state=hidden)
         if revealed_ids is not None:
             predicted = self._head(revealed_ids, hidden, position_ids, mask, mrp_cache)
             output.residual_logits = self.project(predicted)
+            bias = self.get_output_embeddings().bias
+            if bias is not None and self.config.mrp_prediction == "residual":
+                output.residual_logits = output.residual_logits - bias * self.config.logit_scale  # A has it already
             output.mrp_hidden_state = self._accumulate(hidden, predicted)
         return output
 
