@@ -177,6 +177,8 @@ def _load_backbone(
         )
     if options["dtype"] in (None, "auto"):
         options["dtype"] = config.dtype
+    if options["attn_implementation"] is None:
+        options["attn_implementation"] = config._attn_implementation  # where the Auto classes put it
     try:
         resolved = resolve_backbone(
             source,
