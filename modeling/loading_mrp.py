@@ -38,14 +38,14 @@ def load_checkpoint(
     allow_mismatch = options.pop("ignore_mismatched_sizes", False)
     name = os.fspath(name_or_path or "")
     config, is_ours = read_config(model_class.config_class, name, options)
-    is_head_only = config is not None and config.mrp_head_only
-    if backbone is not None and not is_head_only:
+    head_only = config if config is not None and config.mrp_head_only else None
+    if backbone is not None and head_only is None:
         raise ValueError(
             f"`backbone` is for head-only checkpoints, but {name!r} has its backbone inside: leave it out."
         )
     try:
-        if is_head_only:
-            model, info = load_head_only(model_class, name, config, backbone, **options)
+        if head_only is not None:
+            model, info = load_head_only(model_class, name, head_only, backbone, **options)
         else:
             if config is not None:
                 options["config"] = config

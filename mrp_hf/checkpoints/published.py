@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from mrp_hf.modeling.checkpoint_mrp import staged
-from mrp_hf.modeling.configuration_mrp import MRPConfig
 from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
 from mrp_hf.modeling.published_mrp import ARCHITECTURE, KEY_MAPPING, MODEL_TYPE, OUR_FIELDS
 
@@ -59,8 +58,8 @@ def published_config(model: MRPForDiffusionLM) -> dict[str, Any]:
     Raises:
         ValueError: if the layout cannot hold the model.
     """
-    config: MRPConfig = model.config
-    check_exportable(config)
+    check_exportable(model)
+    config: Any = model.config
     fields = model.backbone.config.to_dict()
     rope = dict(fields["rope_parameters"])
     theta = rope.pop("rope_theta")
@@ -88,8 +87,9 @@ def published_config(model: MRPForDiffusionLM) -> dict[str, Any]:
     }
 
 
-def check_exportable(config: MRPConfig) -> None:
-    """Raise a `ValueError` if the published layout cannot hold a model of this config."""
+def check_exportable(model: MRPForDiffusionLM) -> None:
+    """Raise a `ValueError` if the published layout cannot hold a model."""
+    config: Any = model.config
     if config.num_mrp_layers == 0:
         raise ValueError(
             "a model without a head (num_mrp_layers=0) has no published layout: save its backbone with "

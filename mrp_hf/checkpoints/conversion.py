@@ -82,7 +82,7 @@ def convert(
                 "as `backbone`, for the head-only checkpoint to name."
             )
     if to == "published":
-        check_exportable(model.config)
+        check_exportable(model)
     existed = folder.exists()
     try:
         with staged(folder) as stage:
