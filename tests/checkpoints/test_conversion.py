@@ -279,6 +279,21 @@ def test_the_command(save, tmp_path, capsys):
         assert_equal(model.state_dict(), MRPForDiffusionLM.from_pretrained(tmp_path / to).state_dict())
 
 
+def test_what_was_converted_generates_the_same(demo_folder, tmp_path, capsys):
+    MRPForDiffusionLM.from_pretrained(demo_folder).backbone.save_pretrained(tmp_path / "backbone")
+    shown = {}
+    for to in ("source", *FORMATS):
+        folder = demo_folder if to == "source" else tmp_path / to
+        if to != "source":
+            convert(demo_folder, folder, to, backbone=str(tmp_path / "backbone") if to == "head" else None)
+        with pytest.raises(SystemExit) as stopped:
+            main(["generate", str(folder), "tom has 34 pens.", "--mode", "direct", "--max-new-tokens", "32", "--raw"])
+        assert stopped.value.code == 0
+        shown[to] = capsys.readouterr().out
+    assert len(shown["source"]) > 8
+    assert set(shown.values()) == {shown["source"]}
+
+
 def test_the_command_says_what_a_published_head_predicts(fixtures, tmp_path):
     arguments = ["convert", str(fixtures / "sdar-mrp-official"), str(tmp_path / "out"), "--to", "full"]
     with pytest.raises(SystemExit) as stopped:
