@@ -9,7 +9,7 @@ from .architectures_mrp import architecture_of
 
 # Recorded in every checkpoint. Raise it whenever the files that travel with a checkpoint change what they compute or
 # accept, so that loading an older checkpoint with newer code (or the reverse) says so.
-CODE_VERSION = "1"
+CODE_VERSION = "2"
 
 ATTENTION_PATTERNS = ("block_causal", "bidirectional")
 PREDICTIONS = ("residual", "direct")
@@ -42,6 +42,10 @@ class MRPConfig(PreTrainedConfig):
             Set by training. Speculative decoding drafts with a trained head only, unless the head is asked for by name.
         mrp_initializer_range (`float`, *optional*, defaults to 0.02):
             Standard deviation of a fresh head's linear layers. The published heads were trained from 0.2.
+        mrp_head_only (`bool`, *optional*, defaults to `False`):
+            Whether the checkpoint holds the head alone; its backbone is at `backbone_name_or_path`.
+        backbone_fingerprint (`str`, *optional*):
+            In a head-only checkpoint, tells the backbone that the head was trained on from others.
         mrp_code_version (`str`, *optional*):
             Version of the code that wrote the checkpoint; set by `save_pretrained`.
 
@@ -64,6 +68,8 @@ class MRPConfig(PreTrainedConfig):
     mrp_prediction: str = "residual"
     mrp_head_trained: bool = False
     mrp_initializer_range: float = 0.02
+    mrp_head_only: bool = False
+    backbone_fingerprint: str | None = None
     mrp_code_version: str = CODE_VERSION
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -74,7 +80,12 @@ class MRPConfig(PreTrainedConfig):
             )
         if isinstance(self.backbone_config, dict):
             model_type = self.backbone_config.get("model_type")
-            if model_type not in CONFIG_MAPPING:
+            if model_type not in CONFIG_MAPPING and self.mrp_head_only:
+                # A backbone with code of its own, whose config class comes with it when it is fetched.
+                fields = {name: value for name, value in self.backbone_config.items() if name != "model_type"}
+                self.backbone_config = PreTrainedConfig(**fields)
+                self.backbone_config.model_type = model_type
+            elif model_type not in CONFIG_MAPPING:
                 raise ValueError(
                     f"`backbone_config` has model_type={model_type!r}, which is not an architecture of transformers; "
                     "use the native architecture's (a table of them is in `backbones_mrp.py`)."
@@ -107,7 +118,7 @@ class MRPConfig(PreTrainedConfig):
             )
         if self.mrp_prediction not in PREDICTIONS:
             raise ValueError(f"`mrp_prediction` must be one of {PREDICTIONS}, got {self.mrp_prediction!r}.")
-        for name in ("logit_shift", "mrp_head_trained"):
+        for name in ("logit_shift", "mrp_head_trained", "mrp_head_only"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"`{name}` must be True or False, got {getattr(self, name)!r}.")
         for name in ("mrp_initializer_range", "logit_scale"):

@@ -23,6 +23,9 @@ class MRPHead(PreTrainedModel):
     backbone architecture's own initialisation. `start_from` begins with layers of the backbone instead.
     """
 
+    # The head's name in the model: its tensors load with this prefix or without. (With an empty one, the default,
+    # transformers takes `enorm` for `norm`.)
+    base_model_prefix = "mrp_head"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_attention_backend = True

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from mrp_hf.cli.build import build_demo
+from mrp_hf.cli.convert import convert
 from mrp_hf.cli.demo import demo
 from mrp_hf.cli.generate import generate
 from mrp_hf.cli.refresh import refresh
@@ -27,6 +28,7 @@ app.command()(demo)
 app.command()(generate)
 app.command()(train)
 app.command()(build_demo)
+app.command()(convert)
 app.command()(refresh)
 
 

@@ -11,7 +11,7 @@ DEMO = "demo"
 
 
 def load_checkpoint(name_or_path: str) -> "tuple[MRPForDiffusionLM, PreTrainedTokenizerBase]":
-    """An MRP checkpoint and its tokenizer; the name `demo` means the shipped one."""
+    """An MRP checkpoint of any format and its tokenizer; the name `demo` means the shipped one."""
     from transformers import AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
@@ -21,7 +21,8 @@ def load_checkpoint(name_or_path: str) -> "tuple[MRPForDiffusionLM, PreTrainedTo
     disable_progress_bar()  # of loading weights: the commands show their own
     folder = str(shipped_checkpoint()) if name_or_path == DEMO else name_or_path
     model = MRPForDiffusionLM.from_pretrained(folder)
-    return model, AutoTokenizer.from_pretrained(folder)
+    # The config is given, because a published checkpoint's asks for code of its own to be run.
+    return model, AutoTokenizer.from_pretrained(folder, config=model.config)
 
 
 def load_backbone(name_or_path: str, **settings: Any) -> "tuple[MRPForDiffusionLM, PreTrainedTokenizerBase]":

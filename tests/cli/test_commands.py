@@ -27,12 +27,12 @@ def run(arguments: list[str]) -> None:
     assert stopped.value.code == 0
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["train"], ["generate"], ["build-demo"], ["refresh"]])
+@pytest.mark.parametrize("command", [[], ["demo"], ["train"], ["generate"], ["build-demo"], ["convert"], ["refresh"]])
 def test_help_says_what_a_command_does(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     run([*command, "--help"])
     shown = capsys.readouterr().out
     assert "Usage" in shown
-    assert all(name in shown for name in ("demo", "train", "generate", "build-demo", "refresh")) or command
+    assert all(name in shown for name in ("demo", "train", "generate", "build-demo", "convert", "refresh")) or command
 
 
 def test_the_command_line_loads_nothing_until_a_command_runs(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_the_command_line_loads_nothing_until_a_command_runs(tmp_path: Path) -> 
     packages = {name.split(".")[0] for name in shown.stdout.split()}
     assert not packages & {"datasets", "evaluate", "matplotlib", "accelerate", "sklearn"}
     assert {name for name in shown.stdout.split() if name.startswith("mrp_hf.")} <= {
-        f"mrp_hf.cli{part}" for part in ("", ".app", ".build", ".demo", ".generate", ".refresh", ".train")
+        f"mrp_hf.cli{part}" for part in ("", ".app", ".build", ".convert", ".demo", ".generate", ".refresh", ".train")
     }
 
 

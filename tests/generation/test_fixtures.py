@@ -17,31 +17,35 @@ SPECULATION = [
 
 
 @pytest.fixture(scope="module", params=["sdpa", "eager"])
-def load(request, fixtures):
+def attention(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def load(attention, fixtures):
     """Loads a fixture with an attention implementation: model, expected tensors, expected.json."""
 
     def get(name, num_mrp_layers=1):
         folder = fixtures / name
         torch.manual_seed(0)  # of the fresh head
         model = MRPForDiffusionLM.from_backbone(
-            folder, num_mrp_layers=num_mrp_layers, dtype=torch.float32, attn_implementation=request.param
+            folder, num_mrp_layers=num_mrp_layers, dtype=torch.float32, attn_implementation=attention
         )
-        expected = json.loads((folder / "expected.json").read_text())
-        return model, load_file(folder / "expected.safetensors"), expected
+        return model, *read_expected(folder)
 
     return get
 
 
 @pytest.fixture(scope="module")
-def published(load, fixtures):
-    """The model in the published layout, its head renamed to ours."""
-    model, tensors, expected = load("sdar-mrp-official", num_mrp_layers=3)
-    prefix = "mrp_modules.0.model."
-    stored = load_file(fixtures / "sdar-mrp-official" / "model.safetensors")
-    model.mrp_head.load_state_dict(
-        {name.removeprefix(prefix): tensor for name, tensor in stored.items() if name.startswith(prefix)}
-    )
-    return model, tensors, expected
+def published(attention, fixtures):
+    """The model in the published layout, with its own head."""
+    folder = fixtures / "sdar-mrp-official"
+    model = MRPForDiffusionLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+    return model, *read_expected(folder)
+
+
+def read_expected(folder):
+    return load_file(folder / "expected.safetensors"), json.loads((folder / "expected.json").read_text())
 
 
 def complete(model, prompt, sequence, **fields):
@@ -90,7 +94,7 @@ def test_static_order_of_reveals(load, name):
 
 
 @pytest.mark.parametrize("name", ["sdar", "sdar-block16"])
-@pytest.mark.parametrize(("load", "drafter", "lookahead_steps"), SPECULATION, indirect=["load"])
+@pytest.mark.parametrize(("attention", "drafter", "lookahead_steps"), SPECULATION, indirect=["attention"])
 def test_speculative(load, name, drafter, lookahead_steps):
     model, tensors, _ = load(name)
     output = complete(
@@ -119,7 +123,7 @@ def test_published_direct(published, lookahead_steps):
     assert output.mrp_stats.forwards["denoise"].tolist() == [expected[f"direct_k{lookahead_steps}_denoise_forwards"]]
 
 
-@pytest.mark.parametrize(("load", "drafter", "lookahead_steps"), SPECULATION, indirect=["load"])
+@pytest.mark.parametrize(("attention", "drafter", "lookahead_steps"), SPECULATION, indirect=["attention"])
 def test_published_speculative(published, drafter, lookahead_steps):
     model, tensors, _ = published
     output = complete(

@@ -60,6 +60,19 @@ def test_speculative_equals_plain(model, way, rule):
     assert answers(run(model, RAGGED[1:2], **fields, **WAYS[way])) == answers(plain)[1:2]
 
 
+def test_the_head_is_saved_alone(model, tmp_path):
+    with pytest.raises(ValueError, match="save with `head_only=True`"):
+        model.save_pretrained(tmp_path)
+    assert not any(tmp_path.iterdir())
+    model.save_pretrained(tmp_path, head_only=True)
+    again = MRPForDiffusionLM.from_pretrained(tmp_path, trust_remote_code=True)
+    for way in WAYS.values():
+        fields = {"max_new_tokens": 9, "confidence_threshold": 0.2, **way}
+        assert answers(run(again, RAGGED, **fields)) == answers(run(model, RAGGED, **fields))
+    with pytest.raises(ValueError, match=r"in no row of the table .* `trust_remote_code=True`"):
+        MRPForDiffusionLM.from_pretrained(tmp_path)
+
+
 def test_what_is_not_said_is_named(folder):
     said = {"attention_pattern": "block_causal", "logit_shift": False, "mask_token_id": MASK, "block_length": 4}
     for field in said:

@@ -119,7 +119,7 @@ def test_pickled_weights_are_not_read(tiny_model, tmp_path):
     tiny_model().save_pretrained(tmp_path)
     torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(OSError, match=r"model\.safetensors"):
+    with pytest.raises(ValueError, match=r"holds pytorch_model\.bin, but no model\.safetensors"):
         MRPForDiffusionLM.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="`use_safetensors` is False"):
         MRPForDiffusionLM.from_pretrained(tmp_path, use_safetensors=False)

@@ -80,6 +80,15 @@ def test_a_model_with_a_head_round_trips(folder, family, tmp_path):
         assert torch.equal(one, other), name
 
 
+@pytest.mark.parametrize("family", ["llada", "sdar_moe", "modernbert"])
+def test_a_backbone_that_is_saved_alone_is_a_native_model(folder, family, tmp_path):
+    model = MRPForDiffusionLM.from_backbone(folder(family, 0), num_mrp_layers=0, dtype=torch.float32)
+    model.backbone.save_pretrained(tmp_path)
+    again = type(model.backbone).from_pretrained(tmp_path, dtype=torch.float32)
+    stored = again.state_dict()
+    assert all(torch.equal(stored[name], tensor) for name, tensor in model.backbone.state_dict().items())
+
+
 @pytest.mark.parametrize("family", MAKERS)
 def test_residual_logits_are_the_head_s_through_the_lm_head_without_bias(folder, family):
     model = MRPForDiffusionLM.from_backbone(folder(family, 1), num_mrp_layers=1, dtype=exact_dtype(family))

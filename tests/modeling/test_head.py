@@ -10,13 +10,7 @@ from mrp_hf import MRPForDiffusionLM
 def published(request, fixtures):
     """The published-layout fixture in our names, and the outputs that the published code gave."""
     folder = fixtures / "sdar-mrp-official"
-    model = MRPForDiffusionLM.from_backbone(
-        folder, num_mrp_layers=3, dtype=torch.float32, attn_implementation=request.param
-    )
-    prefix = "mrp_modules.0.model."
-    tensors = load_file(folder / "model.safetensors")
-    head = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    model.mrp_head.load_state_dict(head)
+    model = MRPForDiffusionLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=request.param)
     return model, load_file(folder / "expected.safetensors")
 
 

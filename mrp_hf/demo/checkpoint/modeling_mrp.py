@@ -2,17 +2,16 @@
 
 import logging
 import os
-from dataclasses import dataclass
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, PreTrainedConfig, PreTrainedModel
-from transformers.utils.generic import ModelOutput
 
-from .configuration_generation_mrp import MRPGenerationConfig
-from .generation_mrp import MRPGenerationMixin
-from .masks_mrp import (
+from ..generation.configuration_generation_mrp import MRPGenerationConfig
+from ..generation.generation_mrp import MRPGenerationMixin
+from ..generation.masks_mrp import (
     CLEAN,
     PADDING,
     additive,
@@ -21,10 +20,13 @@ from .masks_mrp import (
     blocks_of,
 )
 from .architectures_mrp import architecture_of
-from .backbones_mrp import check_loaded, load_backbone, resolve_backbone
+from .backbones_mrp import load_backbone, resolve_backbone
 from .checkpoint_mrp import AUTO_MAP, staged, write_code
 from .configuration_mrp import CODE_VERSION, MRPConfig
 from .head_mrp import MRPHead
+from .head_only_mrp import REPOSITORY_OPTIONS, saving_head_only
+from .loading_mrp import load_checkpoint
+from .outputs_mrp import MRPOutput
 
 logger = logging.getLogger(__name__)
 
@@ -33,27 +35,6 @@ BACKBONE_OVERRIDES = ("mask_token_id", "block_length", "attention_pattern", "log
 HEAD_OVERRIDES = ("mrp_prediction", "mrp_initializer_range")
 HEAD_INITIALIZATIONS = ("normal", "backbone")
 ATTENTION_IMPLEMENTATIONS = ("sdpa", "eager")
-REPOSITORY_OPTIONS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
-
-
-@dataclass
-class MRPOutput(ModelOutput):
-    """What `MRPForDiffusionLM` returns.
-
-    Args:
-        logits (`Tensor` of shape (batch, length, vocabulary)): the backbone's logits, A. Those at i are for token i,
-            also where the backbone gives them at i - 1 (then token 0 has its own, which mean nothing).
-        last_hidden_state (`Tensor` of shape (batch, length, hidden)): input of the LM head that `logits` come from, h.
-        residual_logits (`Tensor` of shape (batch, length, vocabulary), *optional*):
-            LM head applied to what the head predicts, C; corrected logits are A + C (C alone for "direct" heads).
-        mrp_hidden_state (`Tensor` of shape (batch, length, hidden), *optional*):
-            The accumulator: what the next lookahead step reads as hidden state.
-    """
-
-    logits: Tensor | None = None
-    last_hidden_state: Tensor | None = None
-    residual_logits: Tensor | None = None
-    mrp_hidden_state: Tensor | None = None
 
 
 class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
@@ -65,6 +46,7 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
     Args:
         config (`MRPConfig`): the configuration.
         backbone (`PreTrainedModel`, *optional*): a loaded native model; by default one is built from `config`.
+        mrp_head (`MRPHead`, *optional*): a loaded head for it; by default one is built from `config`.
     """
 
     backbone: PreTrainedModel
@@ -77,20 +59,20 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
     _supports_sdpa = True
     _supports_attention_backend = True
 
-    def __init__(self, config: MRPConfig, backbone: PreTrainedModel | None = None):
+    def __init__(self, config: MRPConfig, backbone: PreTrainedModel | None = None, mrp_head: MRPHead | None = None):
         config.check_values()
         super().__init__(config)
         self._architecture = architecture_of(config.backbone_config)
+        for given in (backbone, mrp_head):
+            # Else `post_init` would draw modules anew that were put in by hand, such as resized embeddings.
+            for module in () if given is None else given.modules():
+                module._is_hf_initialized = True  # type: ignore[assignment]
         if backbone is None:
             backbone = self._architecture.auto_class.from_config(config.backbone_config)
-        else:
-            # Else `post_init` would draw modules anew that were put in by hand, such as resized embeddings.
-            for module in backbone.modules():
-                module._is_hf_initialized = True  # type: ignore[assignment]
         self.backbone = backbone
         config.backbone_config = backbone.config
-        self.mrp_head = None
-        if config.num_mrp_layers > 0:
+        self.mrp_head = mrp_head
+        if mrp_head is None and config.num_mrp_layers > 0:
             head_config = MRPHead.config_for(
                 backbone.config, config.num_mrp_layers, config.mrp_initializer_range, backbone.dtype
             )
@@ -216,41 +198,29 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
 
     @classmethod
     def from_pretrained(
-        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str] | None,
+        *args: Any,
+        backbone: str | os.PathLike[str] | PreTrainedModel | None = None,
+        **kwargs: Any,
     ) -> Any:
-        """As `PreTrainedModel.from_pretrained`, for MRP checkpoints.
+        """As `PreTrainedModel.from_pretrained`, for MRP checkpoints: full, head-only, and the published layout.
+
+        Args:
+            backbone (`str`, path or `PreTrainedModel`, *optional*):
+                For a head-only checkpoint: a folder, Hub name or loaded model to take the backbone from, instead of the
+                one that it names. Its weights must be those that the head was trained on.
+
+        The config of a published checkpoint may be overridden in the same call: `mrp_prediction="direct"`, for example.
 
         Raises:
-            ValueError: if the checkpoint lacks tensors of the model or holds them in other shapes; nothing is
-                initialised afresh in silence.
+            ValueError: if the checkpoint lacks tensors of the model or holds them in other shapes (nothing is
+                initialised afresh in silence), if it holds pickled weights, if it is none of MRP, or if a head's
+                backbone cannot be found or is another one.
         """
-        if not kwargs.pop("use_safetensors", True):
-            raise ValueError("`use_safetensors` is False, but checkpoints are read from safetensors files only.")
-        wants_info = kwargs.pop("output_loading_info", False)
-        allow_mismatch = kwargs.pop("ignore_mismatched_sizes", False)
-        loaded: Any = super().from_pretrained(
-            pretrained_model_name_or_path,
-            *args,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # `check_loaded` says it in one sentence
-            use_safetensors=True,
-            **kwargs,
+        return load_checkpoint(
+            cls, super().from_pretrained, pretrained_model_name_or_path, *args, backbone=backbone, **kwargs
         )
-        model, info = loaded
-        where = f"the weights of checkpoint {os.fspath(pretrained_model_name_or_path or '')!r}"
-        remedy = "take both from the same save, or attach a fresh head with `MRPForDiffusionLM.from_backbone`."
-        check_loaded(info, where, remedy, allow_mismatch)
-        version = model.config.mrp_code_version
-        if version != CODE_VERSION:
-            logger.warning(
-                "Checkpoint %r was saved by version %s of the MRP code and is loaded by version %s; "
-                "`mrp-hf refresh FOLDER` brings its Python files up to date.",
-                pretrained_model_name_or_path,
-                version,
-                CODE_VERSION,
-            )
-        model._freeze_backbone()
-        return (model, info) if wants_info else model
 
     def save_pretrained(  # type: ignore[override]
         self,
@@ -258,18 +228,26 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         is_main_process: bool = True,
         state_dict: dict[str, Tensor] | None = None,
         push_to_hub: bool = False,
+        head_only: bool = False,
         **kwargs: Any,
     ) -> None:
         """Write weights, configs and the Python files that load them by `trust_remote_code=True` without the package.
 
-        Every file is complete before it takes its name. Arguments are those of `PreTrainedModel.save_pretrained`.
+        Every file is complete before it takes its name. Arguments are those of `PreTrainedModel.save_pretrained`, and:
+
+        Args:
+            head_only (`bool`, *optional*, defaults to `False`):
+                Leave the backbone out. Loading fetches it from `config.backbone_name_or_path` and checks that it is
+                the same one.
         """
         if push_to_hub:
             raise ValueError("`push_to_hub=True` is not supported here: call `model.push_to_hub(repo_id)`.")
         self.config.auto_map = dict(AUTO_MAP)
         self.config.mrp_code_version = CODE_VERSION
-        with staged(save_directory) as stage:
-            super().save_pretrained(stage, is_main_process=is_main_process, state_dict=state_dict, **kwargs)
+        self.config.mrp_head_only, self.config.backbone_fingerprint = False, None
+        saving = saving_head_only(self, state_dict) if head_only else nullcontext(state_dict)
+        with saving as tensors, staged(save_directory) as stage:
+            super().save_pretrained(stage, is_main_process=is_main_process, state_dict=tensors, **kwargs)
             if is_main_process:
                 write_code(stage)
 
