@@ -39,7 +39,7 @@ class HeadRecipe:
     head_initialization: str = "backbone"
     lookahead_steps: int = 4
     max_reveal: int = 4
-    steps: int = 700
+    steps: int = 3000
     problems_per_step: int = 16
     learning_rate: float = 3e-3
     warmup_steps: int = 50
