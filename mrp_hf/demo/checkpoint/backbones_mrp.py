@@ -148,6 +148,7 @@ def load_backbone(
     """
     where = f"the weights of backbone {os.fspath(name_or_path)!r}"
     own_code = resolved.family is None
+    names = {} if resolved.family is None else dict(resolved.family.tensor_names)
     auto_class = _auto_class_of_own_code(resolved.config) if own_code else architecture_of(resolved.config).auto_class
     try:
         loaded: Any = auto_class.from_pretrained(
@@ -158,7 +159,7 @@ def load_backbone(
             attn_implementation=attn_implementation,
             quantization_config=quantization_config,
             trust_remote_code=own_code,
-            key_mapping=None if resolved.family is None else dict(resolved.family.tensor_names) or None,
+            key_mapping=names or None,
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `check_loaded` says it in one sentence
@@ -167,6 +168,8 @@ def load_backbone(
         raise ValueError(f"{where} cannot be read: there must be safetensors files beside its config.json.") from error
     backbone, info = loaded
     check_loaded(info, where, "take config.json and weights from the same place.")
+    if names:
+        backbone._weight_conversions = None  # else saving it would turn the renaming round, under the native config
     return backbone
 
 

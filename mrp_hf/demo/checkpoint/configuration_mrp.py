@@ -80,7 +80,12 @@ class MRPConfig(PreTrainedConfig):
             )
         if isinstance(self.backbone_config, dict):
             model_type = self.backbone_config.get("model_type")
-            if model_type not in CONFIG_MAPPING:
+            if model_type not in CONFIG_MAPPING and self.mrp_head_only:
+                # A backbone with code of its own, whose config class comes with it when it is fetched.
+                fields = {name: value for name, value in self.backbone_config.items() if name != "model_type"}
+                self.backbone_config = PreTrainedConfig(**fields)
+                self.backbone_config.model_type = model_type
+            elif model_type not in CONFIG_MAPPING:
                 raise ValueError(
                     f"`backbone_config` has model_type={model_type!r}, which is not an architecture of transformers; "
                     "use the native architecture's (a table of them is in `backbones_mrp.py`)."

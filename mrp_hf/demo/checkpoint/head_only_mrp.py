@@ -27,7 +27,7 @@ COMPARED_FIELDS = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers
 BACKBONE_OPTIONS = ("dtype", "device_map", "attn_implementation")
 REPOSITORY_OPTIONS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
 # What the Auto classes add to a call; nothing here depends on it.
-IGNORED_OPTIONS = ("_commit_hash", "adapter_kwargs", "code_revision", "trust_remote_code")
+IGNORED_OPTIONS = ("_commit_hash", "adapter_kwargs", "code_revision")
 
 
 @torch.no_grad()
@@ -93,7 +93,8 @@ def load_head_only(
         config: its config.
         backbone: where the backbone comes from, if not from `config.backbone_name_or_path`.
         options: `dtype` (by default as the model was saved), `device_map` and `attn_implementation`, for backbone and
-            head; `generation_config`; where on the Hub the checkpoint is found.
+            head; `generation_config`; `trust_remote_code`, for a backbone of no known family; where on the Hub the
+            checkpoint is found.
 
     Raises:
         ValueError: if there is no backbone, or it is another one than the head was trained on.
@@ -103,11 +104,13 @@ def load_head_only(
     found = {name: options.pop(name) for name in REPOSITORY_OPTIONS if name in options}
     loading = {name: options.pop(name, None) for name in BACKBONE_OPTIONS}
     loading["dtype"] = options.pop("torch_dtype", loading["dtype"])
+    trust = bool(options.pop("trust_remote_code", False))
     generation = [options.pop(name, None) for name in ("generation_config", "_from_auto", "_from_pipeline")]
     unknown = sorted(set(options) - {*IGNORED_OPTIONS})
     if unknown:
         raise TypeError(f"{where} does not load with {unknown}: load the backbone so, and pass it as `backbone=...`.")
-    loaded = _load_backbone(where, config, config.backbone_name_or_path if backbone is None else backbone, loading)
+    source = config.backbone_name_or_path if backbone is None else backbone
+    loaded = _load_backbone(where, config, source, loading, trust)
     fingerprint = backbone_fingerprint(loaded)
     if fingerprint is None or config.backbone_fingerprint is None:
         logger.warning(
@@ -159,7 +162,11 @@ def _load_head(
 
 
 def _load_backbone(
-    where: str, config: MRPConfig, source: str | os.PathLike[str] | PreTrainedModel | None, options: dict[str, Any]
+    where: str,
+    config: MRPConfig,
+    source: str | os.PathLike[str] | PreTrainedModel | None,
+    options: dict[str, Any],
+    trust_remote_code: bool,
 ) -> PreTrainedModel:
     """The backbone of a head-only checkpoint: `source` itself if it is a model, else loaded from there."""
     if isinstance(source, PreTrainedModel):
@@ -186,9 +193,11 @@ def _load_backbone(
             block_length=config.block_length,
             attention_pattern=config.attention_pattern,
             logit_shift=config.logit_shift,
+            logit_scale=config.logit_scale,
+            trust_remote_code=trust_remote_code,
         )
         _check_fits(where, config.backbone_config, resolved.config)
-        return load_backbone(source, resolved.config, **options)
+        return load_backbone(source, resolved, **options)
     except ValueError as error:
         raise ValueError(
             f"{where} cannot be used with backbone {os.fspath(source)!r}: pass another folder, a Hub name or a loaded "

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from ..generation.configuration_generation_mrp import MRPGenerationConfig
-from ..generation.generation_mrp import MRPGenerationMixin
-from ..generation.masks_mrp import (
+from .configuration_generation_mrp import MRPGenerationConfig
+from .generation_mrp import MRPGenerationMixin
+from .masks_mrp import (
     CLEAN,
     PADDING,
     additive,
@@ -240,6 +240,11 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
                 Leave the backbone out. Loading fetches it from `config.backbone_name_or_path` and checks that it is
                 the same one.
         """
+        if not (head_only or self._architecture.native):
+            raise ValueError(
+                "the backbone runs by code of its own, which a checkpoint of ours cannot hold: save with "
+                "`head_only=True`, and loading fetches the backbone again."
+            )
         if push_to_hub:
             raise ValueError("`push_to_hub=True` is not supported here: call `model.push_to_hub(repo_id)`.")
         self.config.auto_map = dict(AUTO_MAP)

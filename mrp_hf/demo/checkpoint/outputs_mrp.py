@@ -11,8 +11,9 @@ class MRPOutput(ModelOutput):
     """What `MRPForDiffusionLM` returns.
 
     Args:
-        logits (`Tensor` of shape (batch, length, vocabulary)): the backbone's logits, A.
-        last_hidden_state (`Tensor` of shape (batch, length, hidden)): input of the LM head, h.
+        logits (`Tensor` of shape (batch, length, vocabulary)): the backbone's logits, A. Those at i are for token i,
+            also where the backbone gives them at i - 1 (then token 0 has its own, which mean nothing).
+        last_hidden_state (`Tensor` of shape (batch, length, hidden)): input of the LM head that `logits` come from, h.
         residual_logits (`Tensor` of shape (batch, length, vocabulary), *optional*):
             LM head applied to what the head predicts, C; corrected logits are A + C (C alone for "direct" heads).
         mrp_hidden_state (`Tensor` of shape (batch, length, hidden), *optional*):

@@ -18,8 +18,9 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING
 
-from .backbones_mrp import FAMILIES, UPSTREAM_ONLY, tokenizer_mask_id
+from .backbones_mrp import tokenizer_mask_id
 from .configuration_mrp import is_int
+from .families_mrp import FAMILIES, UPSTREAM_ONLY
 
 logger = logging.getLogger(__name__)
 
