@@ -69,7 +69,7 @@ def train(
     overrides = {"mask_token_id": mask_token_id, "block_length": block_length, "mrp_prediction": prediction}
     given = {name: value for name, value in overrides.items() if value is not None}
     model, tokenizer = load_backbone(backbone, num_mrp_layers=layers, head_initialization=head_initialization, **given)
-    length = model.config.block_length
+    length = model.config.block_length or 1
     trainer = MRPTrainer(
         model=model,
         args=arguments,

@@ -44,7 +44,8 @@ def draw_noise(
     """Mask answer tokens with a probability drawn per block from U(0, 1), then reveal some per block and step.
 
     Args:
-        input_ids (`Tensor` of shape (rows, width)): clean ids; the width is a multiple of `block_length`.
+        input_ids (`Tensor` of shape (rows, width)): clean ids; the width is a multiple of `block_length` (the width
+            itself gives each row one probability, whatever the batch's width is).
         answer (`Tensor` of shape (rows, width)): bool; the other places are never masked.
         sample_index (`Tensor` of shape (rows,)): non-negative number of each row in its dataset.
         seed, epoch (`int`): with the sample's number, what the noise is a function of; the epoch is at least -1.

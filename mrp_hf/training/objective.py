@@ -36,7 +36,9 @@ def mrp_objective(model: MRPForDiffusionLM, input_ids: Tensor, lengths: Tensor, 
         noise (`Noise`): from `draw_noise`.
     """
     rows = len(input_ids)
-    layout = build_layout(lengths, noise.masked[1], model.config.block_length, model.dtype)
+    bidirectional = model.config.attention_pattern == "bidirectional"
+    block_length = None if bidirectional else model.config.block_length
+    layout = build_layout(lengths, noise.masked[1], block_length, model.dtype)
     noisy_ids = layout.gather(noise.states)
     # A selected block's places, not every place: padding behind a row's selected blocks repeats some unselected block,
     # in which state 1 masks nothing.

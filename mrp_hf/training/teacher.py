@@ -1,7 +1,10 @@
 """The teacher: hidden states of the frozen backbone on the clean text and on every noisy state.
 
 One pass over the clean copy records its keys and values, and all K + 1 noisy copies read them: (K + 2) n tokens where
-separate passes over [clean | noisy] compute 2 (K + 1) n.
+separate passes over [clean | noisy] compute 2 (K + 1) n. A bidirectional backbone has no clean copy to share: its
+passes are (K + 1) n tokens anyway.
+
+All hidden states are aligned: the one at a place is what predicts the token there, also where logits are shifted.
 """
 
 from collections.abc import Iterator
@@ -18,7 +21,7 @@ from mrp_hf.training.prefix import PrefixCache
 class TeacherStates(NamedTuple):
     """Inputs of the LM head, without gradients."""
 
-    clean: Tensor  # (rows, width, hidden)
+    clean: Tensor | None  # (rows, width, hidden); None with a bidirectional backbone
     noisy: list[Tensor]  # K + 1 of shape (rows, m, hidden)
 
 
@@ -30,9 +33,14 @@ def run_teacher(model: MRPForDiffusionLM, layout: Layout, clean_ids: Tensor, noi
         clean_ids (`Tensor` of shape (rows, width)): clean ids, right-padded.
         noisy_ids (`Tensor` of shape (K + 1, rows, m)): the noisy copies' ids.
     """
-    cache = PrefixCache()
-    clean = model.backbone_hidden_states(clean_ids, layout.clean_position_ids, layout.clean_mask, cache)
+    clean, cache = None, None
+    if layout.clean_mask is not None:
+        cache = PrefixCache()
+        clean = model.backbone_hidden_states(clean_ids, layout.clean_position_ids, layout.clean_mask, cache)
     noisy = [model.backbone_hidden_states(ids, layout.columns, layout.noisy_mask, cache) for ids in noisy_ids]
+    if model.config.logit_shift:
+        noisy = [_align(hidden, clean, layout.columns, model.config.block_length) for hidden in noisy]
+        clean = None if clean is None else _shift(clean)
     return TeacherStates(clean, noisy)
 
 
@@ -44,9 +52,29 @@ def run_student(
     Step k reads the ids of state k and the accumulator of step k - 1, the first one the backbone's hidden states of
     state 0. All steps see the head's keys and values of the clean copy.
     """
-    cache = PrefixCache()
-    model.mrp_step(clean_ids, teacher.clean, layout.clean_position_ids, layout.clean_mask, cache)
+    cache = None
+    if layout.clean_mask is not None:
+        assert teacher.clean is not None
+        cache = PrefixCache()
+        model.mrp_step(clean_ids, teacher.clean, layout.clean_position_ids, layout.clean_mask, cache)
     accumulator = teacher.noisy[0]
     for ids in noisy_ids[1:]:
         accumulator = model.mrp_step(ids, accumulator, layout.columns, layout.noisy_mask, cache)
         yield accumulator
+
+
+def _shift(hidden: Tensor) -> Tensor:
+    """Each place's predecessor; place 0 has none and keeps its own."""
+    return torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
+
+
+def _align(noisy: Tensor, clean: Tensor | None, columns: Tensor, block_length: int | None) -> Tensor:
+    """What predicts the tokens of a noisy copy: its own hidden states one place before, and at the start of a block the
+    clean copy's, because the block before stands there in its finished form."""
+    shifted = _shift(noisy)
+    if clean is None:
+        return shifted
+    assert block_length is not None
+    before = clean.gather(1, (columns - 1).clamp(min=0).unsqueeze(-1).expand_as(noisy))
+    at_start = (columns % block_length == 0).unsqueeze(-1)
+    return torch.where((columns == 0).unsqueeze(-1), noisy, torch.where(at_start, before, shifted))

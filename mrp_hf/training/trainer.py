@@ -70,7 +70,7 @@ class MRPTrainer(Trainer):
         check_trainable(model, args)
         if data_collator is None:
             pad_token_id = model.generation_config.pad_token_id
-            data_collator = DataCollatorForMRP(pad_token_id or 0, model.config.block_length)
+            data_collator = DataCollatorForMRP(pad_token_id or 0, model.config.block_length or 1)
         check_collator(data_collator, model)
         named = eval_dataset if isinstance(eval_dataset, Mapping) else {"eval_dataset": eval_dataset}
         for name, dataset in {"train_dataset": train_dataset, **named}.items():
@@ -184,7 +184,7 @@ class MRPTrainer(Trainer):
             inputs["sample_index"],
             seed=self.args.noise_seed,
             epoch=epoch,
-            block_length=self.model.config.block_length,
+            block_length=noise_block_length(self.model, inputs["input_ids"].shape[1]),
             mask_token_id=self.model.config.mask_token_id,
             num_lookahead_steps=self.args.num_lookahead_steps,
             reveal_min=self.args.reveal_min,
@@ -278,6 +278,11 @@ def check_trainable(model: MRPForDiffusionLM, args: MRPTrainingArguments) -> Non
         raise ValueError("the backbone of `model` requires gradients: call `model.backbone.requires_grad_(False)`.")
     if not all(parameter.requires_grad for parameter in model.mrp_head.parameters()):
         raise ValueError("part of the head is frozen: call `model.mrp_head.requires_grad_(True)`.")
+    if model.config.attention_pattern == "block_causal" and not model.config.backbone_caches:
+        raise ValueError(
+            "`model` has a block-causal backbone that takes no cache, but the noisy copies of a text read the cache of "
+            "its clean copy: only backbones of the table can be trained on."
+        )
     if args.n_gpu > 1:
         raise ValueError(
             f"one process sees {args.n_gpu} GPUs: start one process per GPU with `accelerate launch` or `torchrun`, "
@@ -288,7 +293,7 @@ def check_trainable(model: MRPForDiffusionLM, args: MRPTrainingArguments) -> Non
 def check_collator(collator: DataCollatorForMRP, model: MRPForDiffusionLM) -> None:
     """Raise a `ValueError` where the collator's batches are not the model's."""
     config = model.config
-    if collator.block_length % config.block_length != 0:
+    if collator.block_length % noise_block_length(model, 1) != 0:
         raise ValueError(
             f"`data_collator` has block_length={collator.block_length}: it must be a multiple of the model's, "
             f"{config.block_length}."
@@ -298,6 +303,12 @@ def check_collator(collator: DataCollatorForMRP, model: MRPForDiffusionLM) -> No
             f"`data_collator` has pad_token_id={collator.pad_token_id}, outside the model's vocabulary of "
             f"{config.vocab_size}: any id inside does, because padding is never seen."
         )
+
+
+def noise_block_length(model: MRPForDiffusionLM, width: int) -> int:
+    """Places that share a masking probability: a block's, or the whole row's (`width`) with a bidirectional backbone,
+    whose blocks are the sampler's choice (as LLaDA was trained)."""
+    return width if model.config.attention_pattern == "bidirectional" else model.config.block_length
 
 
 def numbered(dataset: Any, model: MRPForDiffusionLM, name: str) -> IndexedDataset:

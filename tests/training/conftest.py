@@ -38,7 +38,7 @@ def noise_of(model: MRPForDiffusionLM, batch: dict[str, Tensor], steps: int, **s
     )
 
 
-def full_mask(length: int, block_length: int) -> Tensor:
+def full_mask(length: int, block_length: int, dtype: torch.dtype) -> Tensor:
     """Additive mask (1, 1, 2 n, 2 n) of [clean | noisy], entry by entry from the rule's words."""
     visible = torch.zeros(2 * length, 2 * length, dtype=torch.bool)
     for query in range(2 * length):
@@ -48,7 +48,7 @@ def full_mask(length: int, block_length: int) -> Tensor:
             earlier_clean = not key_noisy and key_block < query_block
             own = query_noisy == key_noisy and query_block == key_block
             visible[query, key] = earlier_clean or own
-    return torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)[None, None]
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)[None, None]
 
 
 class RowReference(NamedTuple):
@@ -64,7 +64,7 @@ def reference_row(
 ) -> RowReference:
     """One row (n,) with states (K + 1, n): a full pass over [clean | noisy] for each state and each head step."""
     length = len(ids)
-    mask = full_mask(length, model.config.block_length)
+    mask = full_mask(length, model.config.block_length, model.dtype)
     positions = torch.arange(length).repeat(2)[None]
     with torch.no_grad():
         passes = [model.backbone_hidden_states(torch.cat([ids, state])[None], positions, mask)[0] for state in states]

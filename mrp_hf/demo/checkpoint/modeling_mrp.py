@@ -80,6 +80,10 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         self.post_init()
         self._freeze_backbone()
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        return True  # the config passes the choice on to the backbone, whose class checks it
+
     def _freeze_backbone(self) -> None:
         self.backbone.requires_grad_(False)
         self.backbone.eval()
