@@ -6,6 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
+from mrp_hf.cli.options import (
+    AttentionPattern,
+    BlockLength,
+    LogitShift,
+    MaskTokenId,
+    TrustRemoteCode,
+    backbone_settings,
+)
+
 
 class Mode(StrEnum):
     plain = "plain"
@@ -27,7 +36,7 @@ class Drafter(StrEnum):
 
 def generate(
     checkpoint: Annotated[
-        str, typer.Argument(help="Folder or Hub name of an MRP checkpoint; 'demo': the shipped one.")
+        str, typer.Argument(help="Folder or Hub name of an MRP checkpoint or a backbone; 'demo': the shipped one.")
     ],
     prompt: Annotated[str | None, typer.Argument(help="The prompt; read from standard input if left out.")] = None,
     mode: Annotated[Mode | None, typer.Option(help="How to decode; by default as the checkpoint says.")] = None,
@@ -48,11 +57,16 @@ def generate(
     raw: Annotated[bool, typer.Option("--raw", help="Give the prompt as it is, without the chat template.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Print forwards and tokens per forward at the end.")] = False,
     device: Annotated[str, typer.Option(help="Where to decode: cpu, cuda, ...")] = "cpu",
+    block_length: BlockLength = None,
+    mask_token_id: MaskTokenId = None,
+    attention_pattern: AttentionPattern = None,
+    logit_shift: LogitShift = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Complete a prompt with an MRP checkpoint."""
+    """Complete a prompt with an MRP checkpoint, or with a diffusion backbone as it is."""
     from transformers import TextStreamer
 
-    from mrp_hf.cli.loading import load_checkpoint
+    from mrp_hf.cli.loading import load_any
 
     if prompt is None:
         if sys.stdin.isatty():
@@ -70,11 +84,13 @@ def generate(
         "top_k": top_k,
         "top_p": top_p,
         "seed": seed,
+        "block_length": block_length,
     }
     given: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     if mode is not None:
         given["mrp_mode"] = None if mode is Mode.plain else mode.value
-    model, tokenizer = load_checkpoint(checkpoint)
+    settings = backbone_settings(mask_token_id, block_length, attention_pattern, logit_shift, trust_remote_code)
+    model, tokenizer = load_any(checkpoint, **settings)
     model.to(device)  # type: ignore[arg-type]
     if raw or tokenizer.chat_template is None:
         inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)

@@ -1,6 +1,9 @@
-"""Loading models for the commands, and quiet while it happens."""
+"""Loading models for the commands: quiet, but for one line on standard error that says what was made of a backbone."""
 
+import logging
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -8,6 +11,13 @@ if TYPE_CHECKING:
     from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
 
 DEMO = "demo"
+
+
+class _Echo(logging.Handler):
+    """Log lines on whatever standard error is when they come."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(record.getMessage(), err=True)
 
 
 def load_checkpoint(name_or_path: str) -> "tuple[MRPForDiffusionLM, PreTrainedTokenizerBase]":
@@ -29,13 +39,35 @@ def load_backbone(name_or_path: str, **settings: Any) -> "tuple[MRPForDiffusionL
     """A backbone under a fresh head, and its tokenizer; `demo` means the shipped checkpoint's. For `settings` see
     `MRPForDiffusionLM.from_backbone`."""
     from transformers import AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
     from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
 
+    disable_progress_bar()
     if name_or_path == DEMO:
         demo, tokenizer = load_checkpoint(DEMO)
         own = {"mask_token_id": demo.config.mask_token_id, "block_length": demo.config.block_length}
         model = MRPForDiffusionLM.from_backbone(demo.backbone, **(own | settings))
         model.generation_config = demo.generation_config
         return model, tokenizer
-    return MRPForDiffusionLM.from_backbone(name_or_path, **settings), AutoTokenizer.from_pretrained(name_or_path)
+    log = logging.getLogger("mrp_hf.modeling")
+    if not log.handlers:
+        log.addHandler(_Echo())
+        log.setLevel(logging.INFO)
+    model = MRPForDiffusionLM.from_backbone(name_or_path, **settings)
+    trust = bool(settings.get("trust_remote_code"))
+    return model, AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust)
+
+
+def load_any(name_or_path: str, **settings: Any) -> "tuple[MRPForDiffusionLM, PreTrainedTokenizerBase]":
+    """An MRP checkpoint of any format, or a backbone without a head; `settings` are for a backbone that leaves them
+    open."""
+    from mrp_hf.modeling.backbones_mrp import read_config_fields
+    from mrp_hf.modeling.published_mrp import is_published
+
+    if name_or_path == DEMO:
+        return load_checkpoint(DEMO)
+    fields = read_config_fields(name_or_path)
+    if fields.get("model_type") == "mrp" or is_published(fields):
+        return load_checkpoint(name_or_path)
+    return load_backbone(name_or_path, num_mrp_layers=0, **settings)

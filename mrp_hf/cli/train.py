@@ -6,6 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mrp_hf.cli.options import (
+    AttentionPattern,
+    BlockLength,
+    LogitShift,
+    MaskTokenId,
+    TrustRemoteCode,
+    backbone_settings,
+)
+
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
@@ -29,8 +38,11 @@ def train(
     head_initialization: Annotated[
         str, typer.Option(help="'normal', or 'backbone' to copy its last layers.")
     ] = "normal",
-    mask_token_id: Annotated[int | None, typer.Option(help="Mask token, where the backbone does not say it.")] = None,
-    block_length: Annotated[int | None, typer.Option(help="Block length, where the backbone does not say it.")] = None,
+    mask_token_id: MaskTokenId = None,
+    block_length: BlockLength = None,
+    attention_pattern: AttentionPattern = None,
+    logit_shift: LogitShift = None,
+    trust_remote_code: TrustRemoteCode = False,
     epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 1.0,
     steps: Annotated[int, typer.Option(help="Update steps; overrides --epochs.")] = -1,
     batch_size: Annotated[int, typer.Option(min=1, help="Records per step.")] = 16,
@@ -66,9 +78,13 @@ def train(
         report_to="none",
     )
     set_seed(seed)
-    overrides = {"mask_token_id": mask_token_id, "block_length": block_length, "mrp_prediction": prediction}
-    given = {name: value for name, value in overrides.items() if value is not None}
-    model, tokenizer = load_backbone(backbone, num_mrp_layers=layers, head_initialization=head_initialization, **given)
+    model, tokenizer = load_backbone(
+        backbone,
+        num_mrp_layers=layers,
+        head_initialization=head_initialization,
+        mrp_prediction=prediction,
+        **backbone_settings(mask_token_id, block_length, attention_pattern, logit_shift, trust_remote_code),
+    )
     length = model.config.block_length or 1
     trainer = MRPTrainer(
         model=model,

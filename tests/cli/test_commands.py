@@ -40,9 +40,9 @@ def test_the_command_line_loads_nothing_until_a_command_runs(tmp_path: Path) -> 
     shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     packages = {name.split(".")[0] for name in shown.stdout.split()}
     assert not packages & {"datasets", "evaluate", "matplotlib", "accelerate", "sklearn"}
-    assert {name for name in shown.stdout.split() if name.startswith("mrp_hf.")} <= {
-        f"mrp_hf.cli{part}" for part in ("", ".app", ".build", ".convert", ".demo", ".generate", ".refresh", ".train")
-    }
+    parts = ("app", "build", "convert", "demo", "generate", "options", "refresh", "train")
+    allowed = {"mrp_hf.cli", *(f"mrp_hf.cli.{part}" for part in parts)}
+    assert {name for name in shown.stdout.split() if name.startswith("mrp_hf.")} <= allowed
 
 
 def test_demo_writes_table_json_and_picture(
@@ -96,6 +96,28 @@ def test_train_saves_a_checkpoint_that_generates(
     second = MRPForDiffusionLM.from_pretrained(output)
     assert not torch.equal(first.mrp_head.eh_proj.weight, second.mrp_head.eh_proj.weight)
     run(["generate", str(output), PROMPT, "--mode", "direct", "--max-new-tokens", "16"])
+
+
+def test_a_bidirectional_backbone_decodes_and_trains(
+    backbone_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = ["--attention", "bidirectional", "--mask-token-id", "2"]
+    run(["generate", str(backbone_folder), PROMPT, *said, "--max-new-tokens", "5", "--stats"])
+    captured = capsys.readouterr()
+    assert "loaded into the native qwen3, bidirectional, one block, mask token 2" in captured.err
+    assert "tokens per forward" in captured.err
+
+    output = tmp_path / "out"
+    sizes = ["--layers", "1", "--steps", "2", "--batch-size", "2"]
+    run(["train", str(backbone_folder), "demo", "--output", str(output), *said, *sizes])
+    trained = MRPForDiffusionLM.from_pretrained(output)
+    assert (trained.config.attention_pattern, trained.config.block_length) == ("bidirectional", None)
+    answers = []
+    for mode in ("plain", "speculative"):
+        capsys.readouterr()
+        run(["generate", str(output), PROMPT, "--mode", mode, "--block-length", "8", "--max-new-tokens", "16"])
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1]
 
 
 def test_records_are_encoded_as_the_demo_encodes_them(tmp_path: Path) -> None:
