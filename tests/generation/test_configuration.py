@@ -21,6 +21,7 @@ FIELDS = {
     "confidence_threshold": 0.7,
     "remask_rule": "confidence",
     "remask_threshold": 0.2,
+    "approximate_cache": "dual",
     "seed": 17,
 }
 

@@ -1,7 +1,10 @@
 """Every family decodes as an independent slow decoder does, in every mode, and speculation is lossless for each."""
 
+import copy
+
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from mrp_hf import MRPForDiffusionLM
 
@@ -103,3 +106,25 @@ def test_a_row_is_the_same_alone_and_in_any_batch(models, family, way):
         assert answers(together) == [answers(each)[0] for each in alone]
         for row, each in enumerate(alone):
             assert counts(together, row) == counts(each)
+
+
+@pytest.mark.parametrize("family", ["sdar", "llada", "Dream", "Fast_dLLM_Qwen", "bert"])
+def test_a_lora_adapted_backbone_unmerged_and_merged(models, family):
+    model = copy.deepcopy(models(family))
+    without = answers(run(model, RAGGED, max_new_tokens=NEW_TOKENS))
+    attention = "query|value" if family == "bert" else "q_proj|v_proj"
+    torch.manual_seed(0)
+    config = LoraConfig(r=4, target_modules=rf"backbone\..*\.({attention})", init_lora_weights=False)
+    adapted = get_peft_model(model, config)
+    plain = answers(run(adapted, RAGGED, max_new_tokens=NEW_TOKENS))
+    assert plain != without
+    for way in ("speculative-head", "speculative-backbone"):
+        assert answers(run(adapted, RAGGED, max_new_tokens=NEW_TOKENS, **WAYS[way])) == plain
+    reads_the_head = (
+        {"mrp_mode": "direct", "remasking_strategy": "low_confidence_static"},
+        {"mrp_mode": "remask", "confidence_threshold": 0.0},
+    )
+    for fields in reads_the_head:
+        assert run(adapted, RAGGED, max_new_tokens=NEW_TOKENS, **fields).mrp_stats.head_forwards.sum() > 0
+    merged = adapted.merge_and_unload()
+    assert answers(run(merged, RAGGED, max_new_tokens=NEW_TOKENS)) == plain

@@ -135,3 +135,56 @@ def test_published_speculative(published, drafter, lookahead_steps):
         mrp_num_lookahead_steps=lookahead_steps,
     )
     assert torch.equal(output.sequences, tensors["sequence_static"])
+
+
+# Bidirectional backbones. LLaDA: semi-autoregressive blocks; Dream: one block, logits shifted by one.
+BIDIRECTIONAL = [
+    ("llada", "sequence_block16", {"block_length": 16}),
+    ("llada", "sequence_block16_steps8", {"block_length": 16, "denoising_steps": 8}),
+    ("llada", "sequence_block8", {"block_length": 8}),
+    ("llada", "sequence_block8_steps8", {"block_length": 8, "denoising_steps": 4}),
+    ("dream", "sequence", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "sequence", "fields"), BIDIRECTIONAL)
+def test_bidirectional(load, name, sequence, fields):
+    model, tensors, _ = load(name)
+    expected = tensors[sequence]
+    plain = complete(model, tensors["prompt"], expected, **fields)
+    assert torch.equal(plain.sequences, expected)
+    assert plain.mrp_stats.forwards["denoise"].tolist() == [8 if "steps8" in sequence else 16]
+    for drafter in ("head", "backbone"):
+        output = complete(model, tensors["prompt"], expected, mrp_mode="speculative", mrp_drafter=drafter, **fields)
+        assert torch.equal(output.sequences, expected)
+
+
+@pytest.mark.parametrize("name", ["llada", "dream"])
+def test_bidirectional_logits_and_hidden_states(load, name):
+    model, tensors, _ = load(name)
+    ids, shift = tensors["input_ids"], int(model.config.logit_shift)
+    output = model(ids)
+    for given, expected in ((output.logits, "logits"), (output.last_hidden_state, "last_hidden_state")):
+        wanted = tensors[expected][:, : ids.shape[1] - shift]
+        torch.testing.assert_close(given[:, shift:], wanted, atol=1e-4, rtol=0)
+
+
+def test_order_of_reveals_of_a_bidirectional_backbone(load):
+    """After n steps, the first n reveals of the upstream order stand in the text, and no others."""
+    model, tensors, expected = load("dream")
+    drafts = []
+
+    class Recorder:
+        def put(self, value): ...
+
+        def put_draft(self, value):
+            drafts.append(value.tolist())
+
+        def end(self): ...
+
+    complete(model, tensors["prompt"], tensors["sequence"], streamer=Recorder())
+    order, start = expected["reveal_order"], tensors["prompt"].shape[1]
+    assert len(drafts) == len(order) - 1
+    for step, draft in enumerate(drafts, start=1):
+        revealed = dict(order[:step])
+        assert draft == [revealed.get(start + place, model.config.mask_token_id) for place in range(len(order))]

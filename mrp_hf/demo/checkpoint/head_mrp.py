@@ -82,6 +82,7 @@ class MRPHead(PreTrainedModel):
         """
         if architecture_of(backbone_config).serves_as_head:
             config = copy.deepcopy(backbone_config)
+            vars(config).pop("quantization_config", None)  # the head is not quantised with its backbone
         else:
             config = _qwen3_config(backbone_config)
         config.num_hidden_layers = num_layers
