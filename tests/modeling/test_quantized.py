@@ -4,8 +4,7 @@ import logging
 
 import pytest
 import torch
-from torchao.quantization import Int8WeightOnlyConfig
-from transformers import TorchAoConfig
+from transformers import QuantoConfig
 
 from mrp_hf import MRPForDiffusionLM
 
@@ -24,13 +23,13 @@ def test_int8_weights(tmp_path, family, caplog):
         folder,
         num_mrp_layers=1,
         dtype=torch.float32,
-        quantization_config=TorchAoConfig(Int8WeightOnlyConfig()),
+        quantization_config=QuantoConfig(weights="int8"),
     )
-    assert "Int8" in type(model.backbone.model.layers[0].mlp.up_proj.weight).__name__
+    assert "QBytes" in type(model.backbone.model.layers[0].mlp.up_proj.weight).__name__
     assert type(model.mrp_head.eh_proj.weight) is torch.nn.Parameter
     expected, found = exact(IDS).logits, model(IDS).logits
     assert not torch.equal(found, expected)
-    assert (found - expected).abs().mean() < 0.05 * expected.abs().mean()
+    assert (found - expected).abs().mean() < 0.1 * expected.abs().mean()
 
     def generate(**fields):
         settings = {"max_new_tokens": 9, "pad_token_id": PAD, "eos_token_id": None}
