@@ -71,6 +71,22 @@ def _infer_padding(input_ids: Tensor, pad_token_id: int) -> Tensor:
     return real.long()
 
 
+def check_token_types(token_type_ids: Tensor | None, model_config: DiffusionLMConfig) -> None:
+    """Raise a `ValueError` for token types that the backbone does not have, or that are not of new tokens' kind."""
+    if token_type_ids is None:
+        return
+    if not model_config.has_token_types:
+        raise ValueError(
+            "`token_type_ids` have no meaning for this model, which has no token types: call the tokenizer with "
+            "return_token_type_ids=False."
+        )
+    if token_type_ids.any():
+        raise ValueError(
+            "`token_type_ids` holds types other than 0, but prompt and answer are one text: give the prompt as a "
+            "single sequence."
+        )
+
+
 def wanted_tokens(prompt_lengths: Tensor, config: MRPGenerationConfig) -> Tensor:
     """New tokens wanted (rows,); `ValueError` where `max_length` leaves a row none."""
     if config.max_new_tokens is not None:

@@ -19,6 +19,7 @@ class DiffusionLMConfig(Protocol):
     num_backbone_layers: int
     backbone_caches: bool
     max_position_embeddings: int
+    has_token_types: bool
     mrp_head_trained: bool
 
 

@@ -150,6 +150,11 @@ class MRPConfig(PreTrainedConfig):
         return self.backbone_config.max_position_embeddings
 
     @property
+    def has_token_types(self) -> bool:
+        """Whether the backbone embeds token types (BERT)."""
+        return getattr(self.backbone_config, "type_vocab_size", 0) > 1
+
+    @property
     def backbone_caches(self) -> bool:
         """Whether the backbone takes a cache."""
         return architecture_of(self.backbone_config).caches

@@ -108,6 +108,18 @@ def test_a_row_is_the_same_alone_and_in_any_batch(models, family, way):
             assert counts(together, row) == counts(each)
 
 
+def test_token_types_where_the_backbone_has_them(models):
+    types = torch.zeros(1, len(RAGGED[0]), dtype=torch.long)
+    fields = {"max_new_tokens": 3}
+    assert answers(run(models("bert"), RAGGED[:1], token_type_ids=types, **fields)) == answers(
+        run(models("bert"), RAGGED[:1], **fields)
+    )
+    with pytest.raises(ValueError, match="types other than 0"):
+        run(models("bert"), RAGGED[:1], token_type_ids=types + 1)
+    with pytest.raises(ValueError, match=r"no token types: .*return_token_type_ids=False"):
+        run(models("llada"), RAGGED[:1], token_type_ids=types)
+
+
 @pytest.mark.parametrize("family", ["sdar", "llada", "Dream", "Fast_dLLM_Qwen", "bert"])
 def test_a_lora_adapted_backbone_unmerged_and_merged(models, family):
     model = copy.deepcopy(models(family))

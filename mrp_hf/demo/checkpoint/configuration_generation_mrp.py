@@ -209,11 +209,6 @@ def _known_fields() -> frozenset[str]:
 def _reject_unknown(fields: dict[str, Any]) -> None:
     known = _known_fields()
     for name in fields:
-        if name == "token_type_ids":
-            raise ValueError(
-                "`token_type_ids` have no meaning for this model, which has no token types: call the tokenizer with "
-                "return_token_type_ids=False."
-            )
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean `{close[0]}`?" if close else "see MRPGenerationConfig for the options there are."

@@ -17,7 +17,7 @@ from .block_causal_mrp import BlockCausalDenoiser
 from .configuration_generation_mrp import MRPGenerationConfig, resolve
 from .denoiser_mrp import Denoiser
 from .direct_mrp import decode_direct
-from .inputs_mrp import check_length, prepare_inputs, row_seeds, wanted_tokens
+from .inputs_mrp import check_length, check_token_types, prepare_inputs, row_seeds, wanted_tokens
 from .plain_mrp import decode_plain
 from .protocol_mrp import DiffusionLM
 from .remask_mrp import decode_remask
@@ -57,6 +57,7 @@ class MRPGenerationMixin(GenerationMixin):
         attention_mask: Tensor | None = None,
         generation_config: GenerationConfig | None = None,
         streamer: BaseStreamer | None = None,
+        token_type_ids: Tensor | None = None,
         **fields: Any,
     ) -> Tensor | MRPGenerationOutput:
         """Complete prompts by denoising block after block.
@@ -72,6 +73,8 @@ class MRPGenerationMixin(GenerationMixin):
             generation_config (`GenerationConfig`, *optional*): laid over the model's own.
             streamer (`BaseStreamer`, *optional*): for one row: `put(prompt)`, `put_draft` of the current block's new
                 tokens every round, `put` of kept tokens for every finished block, `end()`.
+            token_type_ids (`Tensor` of shape (rows, width), *optional*): accepted where the backbone has token types,
+                as long as they are all 0, the type that new tokens get.
             fields: fields of `MRPGenerationConfig`, of highest priority. Unknown ones are an error.
 
         Returns:
@@ -83,6 +86,7 @@ class MRPGenerationMixin(GenerationMixin):
         model: Any = self  # a `DiffusionLM`; the mixin itself declares none of its members
         config = resolve(model.generation_config, generation_config, fields)
         input_ids, attention_mask = prepare_inputs(input_ids, attention_mask, config, model.config, model.device)
+        check_token_types(token_type_ids, model.config)
         if streamer is not None and len(input_ids) != 1:
             raise ValueError(f"`streamer` follows one row, but there are {len(input_ids)}: generate them one by one.")
         denoiser, loop = _start_decode(model, input_ids, attention_mask, config)
