@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import Cache, GenerationConfig, PreTrainedModel
 
 from ..generation.configuration_generation_mrp import MRPGenerationConfig
 from ..generation.generation_mrp import MRPGenerationMixin
@@ -20,7 +20,7 @@ from ..generation.masks_mrp import (
     blocks_of,
 )
 from .architectures_mrp import architecture_of
-from .backbones_mrp import load_backbone, resolve_backbone
+from .attaching_mrp import attach_head
 from .checkpoint_mrp import AUTO_MAP, staged, write_code
 from .configuration_mrp import CODE_VERSION, MRPConfig
 from .head_mrp import MRPHead
@@ -29,12 +29,6 @@ from .loading_mrp import load_checkpoint
 from .outputs_mrp import MRPOutput
 
 logger = logging.getLogger(__name__)
-
-# Settings of `MRPConfig` that `from_backbone` takes by name; the others follow from the backbone.
-BACKBONE_OVERRIDES = ("mask_token_id", "block_length", "attention_pattern", "logit_shift", "logit_scale")
-HEAD_OVERRIDES = ("mrp_prediction", "mrp_initializer_range")
-HEAD_INITIALIZATIONS = ("normal", "backbone")
-ATTENTION_IMPLEMENTATIONS = ("sdpa", "eager")
 
 
 class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
@@ -133,72 +127,15 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
                 block length open.
             TypeError: for an unknown keyword.
         """
-        unknown = sorted(set(overrides) - {*BACKBONE_OVERRIDES, *HEAD_OVERRIDES})
-        if unknown:
-            raise TypeError(f"from_backbone() does not take {unknown}; it takes {BACKBONE_OVERRIDES + HEAD_OVERRIDES}.")
-        if head_initialization not in HEAD_INITIALIZATIONS:
-            raise ValueError(
-                f"`head_initialization` must be one of {HEAD_INITIALIZATIONS}, got {head_initialization!r}."
-            )
-        if attn_implementation not in (None, *ATTENTION_IMPLEMENTATIONS):
-            raise ValueError(
-                f"`attn_implementation` must be one of {ATTENTION_IMPLEMENTATIONS}, got {attn_implementation!r}."
-            )
-        source: str | PreTrainedConfig
-        if isinstance(name_or_path_or_model, PreTrainedModel):
-            if any(value is not None for value in (dtype, device_map, attn_implementation, quantization_config)):
-                raise ValueError(
-                    "`dtype`, `device_map`, `attn_implementation` and `quantization_config` are for a backbone that is "
-                    "loaded by name: set them on the model that you pass."
-                )
-            source, name = name_or_path_or_model.config, name_or_path_or_model.name_or_path
-        elif isinstance(name_or_path_or_model, str | os.PathLike):
-            source = name = os.fspath(name_or_path_or_model)
-        else:
-            raise TypeError(
-                "`name_or_path_or_model` must be a name, a path or a model of transformers, got a "
-                f"{type(name_or_path_or_model).__name__}."
-            )
-        resolved = resolve_backbone(
-            source,
-            **{field: overrides.get(field) for field in BACKBONE_OVERRIDES},
-            trust_remote_code=trust_remote_code,
+        loading = {
+            "dtype": dtype,
+            "device_map": device_map,
+            "attn_implementation": attn_implementation,
+            "quantization_config": quantization_config,
+        }
+        return attach_head(
+            cls, name_or_path_or_model, num_mrp_layers, head_initialization, loading, trust_remote_code, overrides
         )
-        logger.info("Backbone %s: %s.", name, resolved)
-        config = MRPConfig(
-            backbone_config=resolved.config,
-            backbone_name_or_path=name,
-            num_mrp_layers=num_mrp_layers,
-            mask_token_id=resolved.mask_token_id,
-            block_length=resolved.block_length,
-            attention_pattern=resolved.attention_pattern,
-            logit_shift=resolved.logit_shift,
-            logit_scale=resolved.logit_scale,
-            **{field: overrides[field] for field in HEAD_OVERRIDES if field in overrides},
-        )
-        backbone: Any = name_or_path_or_model
-        if isinstance(source, str):
-            backbone = load_backbone(
-                source,
-                resolved,
-                dtype=dtype,
-                device_map=device_map,
-                attn_implementation=attn_implementation,
-                quantization_config=quantization_config,
-            )
-        config.dtype = backbone.config.dtype = backbone.dtype
-        config._attn_implementation = backbone.config._attn_implementation
-        model = cls(config, backbone=backbone)
-        if model.mrp_head is not None:
-            if head_initialization == "backbone":
-                model.mrp_head.start_from(backbone.base_model.layers)
-            model.mrp_head.to(next(model.get_output_embeddings().parameters()).device)  # type: ignore[arg-type]
-        ids = ("bos_token_id", "eos_token_id", "pad_token_id")
-        model.generation_config = MRPGenerationConfig(
-            **{name: getattr(_generation_config_of(backbone), name, None) for name in ids},
-            **({} if resolved.family is None else resolved.family.decoding),
-        )
-        return model.eval()
 
     @classmethod
     def from_pretrained(
@@ -432,8 +369,3 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         copies = torch.where(real, CLEAN, PADDING)
         blocks = blocks_of(copies, position_ids, self.config.block_length)
         return position_ids, additive(block_causal_visibility(copies, blocks), self.dtype)
-
-
-def _generation_config_of(backbone: PreTrainedModel) -> GenerationConfig | PreTrainedConfig:
-    """Where the backbone's special tokens stand: a masked language model has no generation config."""
-    return getattr(backbone, "generation_config", None) or backbone.config

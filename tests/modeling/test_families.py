@@ -102,6 +102,19 @@ def test_residual_logits_are_the_head_s_through_the_lm_head_without_bias(folder,
     torch.testing.assert_close(output.residual_logits, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["bert", "sdar_moe"])
+def test_layers_that_cannot_be_a_head_s(folder, family):
+    with pytest.raises(ValueError, match=r"`head_initialization` is 'backbone', but layers of a .* use 'normal'"):
+        MRPForDiffusionLM.from_backbone(folder(family, 0), head_initialization="backbone")
+
+
+@pytest.mark.parametrize("family", ["llada", "Dream"])
+def test_a_head_that_starts_from_the_backbone_s_last_layers(folder, family):
+    model = MRPForDiffusionLM.from_backbone(folder(family, 2), num_mrp_layers=1, head_initialization="backbone")
+    last = model.backbone.base_model.layers[-1].state_dict()
+    assert all(torch.equal(last[name], tensor) for name, tensor in model.mrp_head.layers[0].state_dict().items())
+
+
 @pytest.mark.parametrize("family", ["llada", "sdar_moe", "Fast_dLLM_Qwen"])
 def test_one_line_says_what_was_chosen(folder, family, caplog):
     with caplog.at_level(logging.INFO):

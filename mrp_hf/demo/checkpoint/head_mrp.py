@@ -52,13 +52,8 @@ class MRPHead(PreTrainedModel):
         plateau of C = 0 for long.
 
         Raises:
-            ValueError: if the backbone has fewer layers than the head, or layers of another kind.
+            ValueError: if the backbone has fewer layers than the head.
         """
-        if type(layers[0]) is not type(self.layers[0]):
-            raise ValueError(
-                f"`head_initialization` is 'backbone', but the backbone's layers are {type(layers[0]).__name__} and "
-                f"the head's {type(self.layers[0]).__name__}: they cannot be copied, use 'normal'."
-            )
         if len(layers) < len(self.layers):
             raise ValueError(
                 f"`num_mrp_layers` is {len(self.layers)}, but the backbone has {len(layers)} layers to copy: "
