@@ -92,7 +92,7 @@ def _check_arguments(head_initialization: str, attn_implementation: str | None, 
 
 def _source(
     name_or_path_or_model: str | os.PathLike[str] | PreTrainedModel, loading: dict[str, Any]
-) -> tuple[str | PreTrainedConfig, str]:
+) -> tuple[str | PreTrainedConfig, str | None]:
     """What `resolve_backbone` looks at, and the backbone's name."""
     if isinstance(name_or_path_or_model, PreTrainedModel):
         if any(value is not None for value in loading.values()):
