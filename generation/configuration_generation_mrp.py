@@ -1,6 +1,7 @@
 """`MRPGenerationConfig`: how to decode, with every default in one place."""
 
 import difflib
+import math
 from functools import cache
 from typing import Any, ClassVar, Literal, get_args
 
@@ -82,6 +83,10 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 class MRPGenerationConfig(GenerationConfig):
     """A `GenerationConfig` with the fields of diffusion decoding and Multi-token Residual Prediction.
 
@@ -142,19 +147,23 @@ class MRPGenerationConfig(GenerationConfig):
         ):
             value = getattr(self, name)
             _check(value is None or value in allowed, name, value, f"choose one of {', '.join(allowed)}, or None")
-        for name in ("mrp_num_lookahead_steps", "block_length", "denoising_steps", "num_return_sequences"):
+        counts = ("mrp_num_lookahead_steps", "block_length", "denoising_steps", "num_return_sequences", *_LENGTHS)
+        for name in counts:
             value = getattr(self, name)
             _check(value is None or _is_count(value), name, value, "give a whole number of at least 1")
         for name in ("confidence_threshold", "remask_threshold", "top_p"):
             value = getattr(self, name)
-            inside = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+            inside = _is_number(value) and 0 <= value <= 1
             _check(value is None or inside, name, value, "a probability is wanted, from 0 to 1")
         seeds = self.seed if isinstance(self.seed, list | tuple) else [self.seed]
         for seed in seeds:
             fine = seed is None or (isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**62)
             _check(fine, "seed", self.seed, "give a whole number from 0 to 2**62 - 1, or a list of them, one a row")
-        if self.temperature is not None:
-            _check(self.temperature >= 0, "temperature", self.temperature, "give 0 (greedy) or more")
+        fine = self.temperature is None or (_is_number(self.temperature) and 0 <= self.temperature < math.inf)
+        _check(fine, "temperature", self.temperature, "give a finite number of 0 (greedy) or more")
+        listed = self.suppress_tokens or []
+        fine = isinstance(listed, list | tuple) and all(isinstance(token, int) for token in listed)
+        _check(fine, "suppress_tokens", self.suppress_tokens, "give a list of token ids")
         super().validate(strict=strict, user_set_attributes=user_set_attributes)
 
     @classmethod
@@ -183,7 +192,9 @@ def resolve(
         if any(layer.get(name) is not None for name in _LENGTHS):
             merged = {name: value for name, value in merged.items() if name not in _LENGTHS}
         merged.update(layer)
-    mode_defaults = MODE_DEFAULTS.get(merged.get("mrp_mode") or "", {})
+    mode = merged.get("mrp_mode")
+    _check(mode is None or mode in MODES, "mrp_mode", mode, f"choose one of {', '.join(MODES)}, or None")
+    mode_defaults = MODE_DEFAULTS.get(mode or "", {})
     for name, value in {**DEFAULTS, **mode_defaults}.items():
         if merged.get(name) is None and not (name == "max_new_tokens" and merged.get("max_length") is not None):
             merged[name] = value

@@ -10,11 +10,13 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -151,19 +153,20 @@ def load_backbone(
     names = {} if resolved.family is None else dict(resolved.family.tensor_names)
     auto_class = _auto_class_of_own_code(resolved.config) if own_code else architecture_of(resolved.config).auto_class
     try:
-        loaded: Any = auto_class.from_pretrained(
-            name_or_path,
-            config=resolved.config,
-            dtype=dtype,
-            device_map=device_map,
-            attn_implementation=attn_implementation,
-            quantization_config=quantization_config,
-            trust_remote_code=own_code,
-            key_mapping=names or None,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # `check_loaded` says it in one sentence
-        )
+        with reading(where):
+            loaded: Any = auto_class.from_pretrained(
+                name_or_path,
+                config=resolved.config,
+                dtype=dtype,
+                device_map=device_map,
+                attn_implementation=attn_implementation,
+                quantization_config=quantization_config,
+                trust_remote_code=own_code,
+                key_mapping=names or None,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # `check_loaded` says it in one sentence
+            )
     except OSError as error:
         raise ValueError(f"{where} cannot be read: there must be safetensors files beside its config.json.") from error
     backbone, info = loaded
@@ -182,6 +185,26 @@ def _auto_class_of_own_code(config: PreTrainedConfig) -> Any:
     raise ValueError(f"the config of {config.name_or_path!r} names no model class of its own in `auto_map`.")
 
 
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Inside, transformers loads weights; what is missing or does not fit is left to `check_loaded` to say, once.
+
+    Raises:
+        ValueError: for a damaged file.
+    """
+    report = logging.getLogger("transformers.modeling_utils")
+    level = report.level
+    report.setLevel(logging.ERROR)
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(
+            f"{where} cannot be read: a file is damaged or incomplete ({error}); fetch it again."
+        ) from error
+    finally:
+        report.setLevel(level)
+
+
 def check_loaded(info: dict[str, Any], where: str, remedy: str, allow_mismatch: bool = False) -> None:
     """Raise a `ValueError` if a load left tensors out or met other shapes, instead of initialising them in silence."""
     if info["mismatched_keys"] and not allow_mismatch:
@@ -191,6 +214,8 @@ def check_loaded(info: dict[str, Any], where: str, remedy: str, allow_mismatch: 
         )
     if info["missing_keys"]:
         raise ValueError(f"{where} do not fit its config.json: {_first(info['missing_keys'])} missing; {remedy}")
+    if info["unexpected_keys"]:
+        logger.warning("Of %s, %s not used.", where, _first(info["unexpected_keys"]))
 
 
 def _first(names: Iterable[str]) -> str:
@@ -213,6 +238,8 @@ def read_config_fields(name_or_path: str) -> dict[str, Any]:
         cause = None
     except OSError as error:
         fields, cause = {}, error
+    if not fields and os.path.isfile(os.path.join(name_or_path, "config.json")):
+        raise ValueError(f"the config.json of {name_or_path!r} cannot be read: {cause}") from cause
     if not fields:
         raise ValueError(
             f"`name_or_path` is {name_or_path!r}, which is neither a folder with a config.json nor a model that can be "

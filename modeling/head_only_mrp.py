@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .backbones_mrp import load_backbone, resolve_backbone
+from .backbones_mrp import load_backbone, reading, resolve_backbone
 from .configuration_mrp import MRPConfig
 from .head_mrp import MRPHead
 
@@ -143,15 +143,16 @@ def _load_head(
     head_config = MRPHead.config_for(
         backbone.config, config.num_mrp_layers, config.mrp_initializer_range, backbone.dtype
     )
-    loaded: Any = MRPHead.from_pretrained(
-        name_or_path,
-        config=head_config,
-        dtype=backbone.dtype,
-        use_safetensors=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # `from_pretrained` of the model says it in one sentence
-        **options,
-    )
+    with reading(f"the weights of head-only checkpoint {os.fspath(name_or_path)!r}"):
+        loaded: Any = MRPHead.from_pretrained(
+            name_or_path,
+            config=head_config,
+            dtype=backbone.dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # `check_loaded` says it in one sentence
+            **options,
+        )
     head, info = loaded
     for kind in ("missing_keys", "unexpected_keys"):
         info[kind] = {f"{HEAD_PREFIX}{name.removeprefix(HEAD_PREFIX)}" for name in info[kind]}

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, PreTrainedModel
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from ..generation.configuration_generation_mrp import MRPGenerationConfig
 from ..generation.generation_mrp import MRPGenerationMixin
@@ -218,7 +219,12 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
                 self.generation_config = MRPGenerationConfig.from_pretrained(
                     pretrained_model_name_or_path, _from_auto=from_auto_class, _from_pipeline=from_pipeline, **where
                 )
-            except OSError:
+            except OSError as error:
+                if os.path.isfile(os.path.join(pretrained_model_name_or_path, GENERATION_CONFIG_NAME)):
+                    raise ValueError(
+                        f"the {GENERATION_CONFIG_NAME} of {os.fspath(pretrained_model_name_or_path)!r} cannot be read: "
+                        f"{error}"
+                    ) from error
                 logger.info("No generation_config.json found, the default generation config is used.")
 
     # Embeddings are the backbone's

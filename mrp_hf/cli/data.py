@@ -19,8 +19,9 @@ def read_records(path: Path) -> Iterator[tuple[str, Messages]]:
     if not path.is_file():
         raise ValueError(f"data file {str(path)!r} does not exist: give a .json or .jsonl file, or 'demo'")
     if path.suffix == ".jsonl":
-        lines = enumerate(path.read_text().splitlines(), start=1)
-        records = [(f"{path}, line {number}", _parse(line, f"{path}, line {number}")) for number, line in lines if line]
+        # Not `splitlines`, which also splits at separators that may stand inside a JSON string.
+        lines = [(f"{path}, line {number}", line) for number, line in enumerate(path.read_text().split("\n"), start=1)]
+        records = [(where, _parse(line, where)) for where, line in lines if line.strip()]
     elif path.suffix == ".json":
         content = _parse(path.read_text(), str(path))
         if not isinstance(content, list):

@@ -43,7 +43,7 @@ def train(
     attention_pattern: AttentionPattern = None,
     logit_shift: LogitShift = None,
     trust_remote_code: TrustRemoteCode = False,
-    epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 1.0,
+    epochs: Annotated[float, typer.Option(min=0, help="Passes over the data.")] = 1.0,
     steps: Annotated[int, typer.Option(help="Update steps; overrides --epochs.")] = -1,
     batch_size: Annotated[int, typer.Option(min=1, help="Records per step.")] = 16,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,

@@ -26,10 +26,10 @@ class DataCollatorForMRP:
     block_length: int
 
     def __post_init__(self) -> None:
-        if self.block_length < 1:
-            raise ValueError(f"`block_length` must be at least 1, got {self.block_length}: pass the model's.")
-        if self.pad_token_id < 0:
-            raise ValueError(f"`pad_token_id` must be an id of the vocabulary, got {self.pad_token_id}.")
+        if not isinstance(self.block_length, int) or self.block_length < 1:
+            raise ValueError(f"`block_length` must be at least 1, got {self.block_length!r}: pass the model's.")
+        if not isinstance(self.pad_token_id, int) or self.pad_token_id < 0:
+            raise ValueError(f"`pad_token_id` must be an id of the vocabulary, got {self.pad_token_id!r}.")
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Raises `ValueError` for an item without tokens or answer, or whose labels do not belong to its ids."""
@@ -58,7 +58,10 @@ class DataCollatorForMRP:
         for name in ("input_ids", "labels"):
             if name not in item:
                 raise ValueError(f"{where} has no `{name}`, only {sorted(item)}: add `input_ids` and `labels`.")
-        ids, labels = (torch.as_tensor(item[name], dtype=torch.long) for name in ("input_ids", "labels"))
+        ids, labels = (torch.as_tensor(item[name]) for name in ("input_ids", "labels"))
+        if any(part.is_floating_point() and part.numel() > 0 for part in (ids, labels)):
+            raise ValueError(f"{where}: `input_ids` and `labels` must be whole numbers, got floats.")
+        ids, labels = ids.long(), labels.long()
         if ids.dim() != 1 or len(ids) == 0:
             raise ValueError(f"{where}: `input_ids` has shape {tuple(ids.shape)}: it must be one row of tokens.")
         if labels.shape != ids.shape:

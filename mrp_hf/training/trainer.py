@@ -18,7 +18,7 @@ from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
 from mrp_hf.training.arguments import MRPTrainingArguments
 from mrp_hf.training.checkpoints import find_checkpoint, load_head, save_head, staged_folder
 from mrp_hf.training.collator import IGNORED, DataCollatorForMRP
-from mrp_hf.training.examples import IndexedDataset
+from mrp_hf.training.examples import CheckedCollator, IndexedDataset, ReadableItems
 from mrp_hf.training.metrics import lookahead_metrics
 from mrp_hf.training.noise import EVALUATION_EPOCH, draw_noise
 from mrp_hf.training.objective import ObjectiveOutput, mrp_objective
@@ -73,13 +73,15 @@ class MRPTrainer(Trainer):
             data_collator = DataCollatorForMRP(pad_token_id or 0, model.config.block_length or 1)
         check_collator(data_collator, model)
         named = eval_dataset if isinstance(eval_dataset, Mapping) else {"eval_dataset": eval_dataset}
-        for name, dataset in {"train_dataset": train_dataset, **named}.items():
+        named = {"train_dataset": train_dataset, **named}
+        for name, dataset in named.items():
             if dataset is not None and not isinstance(dataset, IterableDataset):
                 data_collator([numbered(dataset, model, name)[0]])  # a wrong dataset fails here, not in the run
+        streams = any(isinstance(dataset, IterableDataset) for dataset in named.values())
         super().__init__(
             model=model,
             args=args,
-            data_collator=data_collator,
+            data_collator=CheckedCollator(data_collator, readable_items(model)) if streams else data_collator,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
@@ -211,7 +213,8 @@ class MRPTrainer(Trainer):
             resume_from_checkpoint = find_checkpoint(self.args.output_dir, resume_from_checkpoint)
         with float32_head(self.model):
             output = super().train(resume_from_checkpoint, *args, **kwargs)
-        self.model.config.mrp_head_trained = True
+        if self.state.global_step > 0:
+            self.model.config.mrp_head_trained = True
         return output
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
@@ -283,6 +286,12 @@ def check_trainable(model: MRPForDiffusionLM, args: MRPTrainingArguments) -> Non
             "`model` has a block-causal backbone that takes no cache, but the noisy copies of a text read the cache of "
             "its clean copy: only backbones of the table can be trained on."
         )
+    block_length = model.config.block_length
+    if block_length is not None and args.num_lookahead_steps * args.reveal_min >= block_length:
+        raise ValueError(
+            f"`num_lookahead_steps` is {args.num_lookahead_steps} and `reveal_min` {args.reveal_min}, which leaves "
+            f"nothing masked in a block of {block_length} at the last step: their product must be below it."
+        )
     if args.n_gpu > 1:
         raise ValueError(
             f"one process sees {args.n_gpu} GPUs: start one process per GPU with `accelerate launch` or `torchrun`, "
@@ -293,6 +302,10 @@ def check_trainable(model: MRPForDiffusionLM, args: MRPTrainingArguments) -> Non
 def check_collator(collator: DataCollatorForMRP, model: MRPForDiffusionLM) -> None:
     """Raise a `ValueError` where the collator's batches are not the model's."""
     config = model.config
+    if not isinstance(collator, DataCollatorForMRP):
+        raise ValueError(
+            f"`data_collator` is a {type(collator).__name__}: leave it out, or pass a `DataCollatorForMRP`."
+        )
     if collator.block_length % noise_block_length(model, 1) != 0:
         raise ValueError(
             f"`data_collator` has block_length={collator.block_length}: it must be a multiple of the model's, "
@@ -313,7 +326,11 @@ def noise_block_length(model: MRPForDiffusionLM, width: int) -> int:
 
 def numbered(dataset: Any, model: MRPForDiffusionLM, name: str) -> IndexedDataset:
     """The dataset with numbered items, within the limits of the model."""
-    return IndexedDataset(dataset, model.config.vocab_size, model.config.max_position_embeddings, name)
+    return IndexedDataset(dataset, readable_items(model), name)
+
+
+def readable_items(model: MRPForDiffusionLM) -> ReadableItems:
+    return ReadableItems(model.config.vocab_size, model.config.max_position_embeddings)
 
 
 def answer_tokens(inputs: dict[str, Tensor]) -> Tensor:

@@ -62,6 +62,14 @@ def assert_refused(model, *words, error=ValueError, ids=IDS, mask=REAL, **fields
         ({"confidence_threshold": "0.9"}, ["`confidence_threshold`", "from 0 to 1"]),
         ({"remask_threshold": 2}, ["`remask_threshold`", "from 0 to 1"]),
         ({"temperature": -1.0, "do_sample": True}, ["`temperature`", "0 (greedy) or more"]),
+        ({"temperature": float("inf"), "do_sample": True}, ["`temperature`", "inf", "finite"]),
+        ({"temperature": "hot", "do_sample": True}, ["`temperature`", "'hot'"]),
+        ({"mrp_mode": ["direct"]}, ["`mrp_mode`", "['direct']"]),
+        ({"max_new_tokens": 3.5}, ["`max_new_tokens`", "3.5", "whole number"]),
+        ({"max_new_tokens": True}, ["`max_new_tokens`", "True"]),
+        ({"max_new_tokens": "8"}, ["`max_new_tokens`", "'8'"]),
+        ({"suppress_tokens": 5}, ["`suppress_tokens`", "list of token ids"]),
+        ({"pad_token_id": VOCABULARY}, ["`pad_token_id`", str(VOCABULARY), "ids go from 0"]),
         ({"top_p": 1.5, "do_sample": True}, ["top_p", "1.5"]),
         ({"top_p": -0.5, "do_sample": True}, ["top_p", "-0.5"]),
         ({"top_k": -1, "do_sample": True}, ["top_k", "-1"]),
@@ -167,6 +175,16 @@ def test_inputs(model, ids, mask, words):
     assert_refused(model, *words, ids=ids, mask=mask)
 
 
+def test_a_mask_of_other_values(model):
+    assert_refused(model, "`attention_mask`", "0 and 1", mask=(1 - REAL) * torch.finfo(torch.float32).min)
+    assert_refused(model, "`attention_mask`", "0 and 1", mask=REAL * 2)
+
+
+def test_no_special_tokens_at_all(model):
+    output = model.generate(IDS[:1], attention_mask=REAL[:1], max_new_tokens=2, pad_token_id=None, eos_token_id=[])
+    assert output.shape == (1, IDS.shape[1] + 2)
+
+
 def test_prompt_longer_than_the_model(model):
     ids = torch.ones(1, 70, dtype=torch.long)
     assert_refused(model, "70 tokens", "64", ids=ids, mask=torch.ones_like(ids))
@@ -197,6 +215,10 @@ def test_streamer_of_two_rows(model):
 def test_streamer_of_two_sequences(model):
     fields = {"do_sample": True, "num_return_sequences": 2, "streamer": object()}
     assert_refused(model, "`streamer`", "2", ids=IDS[:1], mask=REAL[:1], **fields)
+
+
+def test_what_is_no_streamer(model):
+    assert_refused(model, "`streamer` is a str", "`put` and `end`", ids=IDS[:1], mask=REAL[:1], streamer="x")
 
 
 def test_generation_config_of_another_kind(model):

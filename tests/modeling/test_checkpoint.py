@@ -267,3 +267,50 @@ def test_remote_code_works_where_the_package_cannot_be_imported(tiny_model, tmp_
     assert {"modeling_mrp.py", "generation_mrp.py", "config.json", "generation_config.json"} < contents[0].keys()
     again = MRPForDiffusionLM.from_pretrained(folders[2])
     assert_same(model, again)
+
+
+def test_a_head_that_the_config_does_not_know_is_an_error(tiny_model, tmp_path):
+    tiny_model(num_mrp_layers=2).save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    for layers in (1, 0):
+        (tmp_path / "config.json").write_text(json.dumps(fields | {"num_mrp_layers": layers}))
+        with pytest.raises(ValueError, match=rf"mrp_head.* is not in a head of {layers} layers"):
+            MRPForDiffusionLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("load", [MRPForDiffusionLM.from_pretrained, MRPForDiffusionLM.from_backbone])
+def test_damaged_files_are_named(tiny_model, tmp_path, load):
+    model = tiny_model()
+    (model if load == MRPForDiffusionLM.from_pretrained else model.backbone).save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    said = {} if load == MRPForDiffusionLM.from_pretrained else {"mask_token_id": 63, "block_length": 4}
+    with pytest.raises(ValueError, match=rf"{re.escape(str(tmp_path))}.* cannot be read: .*damaged"):
+        load(tmp_path, **said)
+
+
+def test_a_damaged_generation_config_is_an_error(tiny_model, tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"the generation_config\.json of .* cannot be read"):
+        MRPForDiffusionLM.from_pretrained(tmp_path)
+
+
+def test_a_damaged_config_of_a_backbone_is_an_error(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"the config\.json of .* cannot be read"):
+        MRPForDiffusionLM.from_backbone(tmp_path)
+
+
+def test_a_misfit_is_said_once(tiny_model, tmp_path, capsys, caplog):
+    tiny_model(num_mrp_layers=1).save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"num_mrp_layers": 2}))
+    with pytest.raises(ValueError, match="missing"):
+        MRPForDiffusionLM.from_pretrained(tmp_path)
+    assert "LOAD REPORT" not in capsys.readouterr().err + caplog.text
+
+
+def test_a_backbone_without_a_language_model_head(tiny_model):
+    with pytest.raises(ValueError, match="is a Qwen3Model, which has no LM head"):
+        MRPForDiffusionLM.from_backbone(tiny_model().backbone.model, mask_token_id=63, block_length=4)

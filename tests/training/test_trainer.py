@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.utils.data import IterableDataset
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments, default_data_collator
 
 from mrp_hf import MRPForDiffusionLM
 from mrp_hf.demo.tokenizer import build_tokenizer
@@ -305,6 +305,26 @@ def test_refuses_models_that_cannot_be_trained(tiny_model, items, tmp_path, chan
     change(model)
     with pytest.raises(ValueError, match=message):
         MRPTrainer(model, arguments(tmp_path), train_dataset=items(2))
+
+
+def test_a_run_without_an_update_leaves_the_head_untrained(tiny_model, items, tmp_path):
+    model = tiny_model()
+    args = MRPTrainingArguments(output_dir=str(tmp_path), num_train_epochs=0, report_to="none")
+    MRPTrainer(model, args, train_dataset=items(4)).train()
+    assert not model.config.mrp_head_trained
+
+
+@pytest.mark.parametrize("settings", [{"num_lookahead_steps": 4}, {"reveal_min": 4, "reveal_max": 4}])
+def test_refuses_steps_that_leave_nothing_masked(tiny_model, items, tmp_path, settings):
+    args = MRPTrainingArguments(output_dir=str(tmp_path), report_to="none", **settings)
+    with pytest.raises(ValueError, match="leaves nothing masked in a block of 4"):
+        MRPTrainer(tiny_model(block_length=4), args, train_dataset=items(4))
+
+
+def test_refuses_another_collator(tiny_model, items, tmp_path):
+    args = MRPTrainingArguments(output_dir=str(tmp_path), report_to="none")
+    with pytest.raises(ValueError, match="`data_collator` is a function: leave it out"):
+        MRPTrainer(tiny_model(), args, train_dataset=items(4), data_collator=default_data_collator)
 
 
 def test_refuses_wrong_inputs(tiny_model, items, tmp_path):

@@ -100,6 +100,10 @@ def _source(
                 "`dtype`, `device_map`, `attn_implementation` and `quantization_config` are for a backbone that is "
                 "loaded by name: set them on the model that you pass."
             )
+        if name_or_path_or_model.get_output_embeddings() is None:
+            raise ValueError(
+                f"the backbone is a {type(name_or_path_or_model).__name__}, which has no LM head: pass one that has."
+            )
         return name_or_path_or_model.config, name_or_path_or_model.name_or_path
     if isinstance(name_or_path_or_model, str | os.PathLike):
         name = os.fspath(name_or_path_or_model)

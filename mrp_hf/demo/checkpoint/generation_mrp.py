@@ -89,6 +89,8 @@ class MRPGenerationMixin(GenerationMixin):
         check_token_types(token_type_ids, model.config)
         if streamer is not None and len(input_ids) != 1:
             raise ValueError(f"`streamer` follows one row, but there are {len(input_ids)}: generate them one by one.")
+        if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+            raise ValueError(f"`streamer` is a {type(streamer).__name__}: give an object with `put` and `end`.")
         denoiser, loop = _start_decode(model, input_ids, attention_mask, config)
         rows = denoiser.rows
         row_streamer = None if streamer is None else RowStreamer(streamer, rows)

@@ -41,8 +41,14 @@ def prepare_inputs(
         raise ValueError("`suppress_tokens` leaves no token to generate: the mask token never is; list fewer.")
     if config.pad_token_id is None:
         eos = config.eos_token_id
-        config.pad_token_id = eos[0] if isinstance(eos, list) else eos if eos is not None else 0
+        ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        config.pad_token_id = ends[0] if ends else 0
         logger.warning_once(f"`pad_token_id` is not set: padding with {config.pad_token_id}.")
+    if not 0 <= config.pad_token_id < model_config.vocab_size:
+        raise ValueError(
+            f"`pad_token_id` is {config.pad_token_id}, but ids go from 0 to {model_config.vocab_size - 1}: give one of "
+            "them."
+        )
     if attention_mask is None:
         attention_mask = _infer_padding(input_ids, config.pad_token_id)
     if not isinstance(attention_mask, Tensor) or attention_mask.shape != input_ids.shape:
@@ -52,8 +58,10 @@ def prepare_inputs(
             f"`attention_mask` {got}, but `input_ids` has shape {tuple(input_ids.shape)}: give one entry a token, 1 at "
             "real tokens and 0 at padding."
         )
-    repeats = config.num_return_sequences or 1
     real = (attention_mask != 0).long().to(device)
+    if not torch.equal(real, attention_mask.long().to(device)):
+        raise ValueError("`attention_mask` holds other values than 0 and 1: give 1 at real tokens and 0 at padding.")
+    repeats = config.num_return_sequences or 1
     return input_ids.long().to(device).repeat_interleave(repeats, dim=0), real.repeat_interleave(repeats, dim=0)
 
 

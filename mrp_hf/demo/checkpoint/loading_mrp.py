@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .backbones_mrp import check_loaded
+from .backbones_mrp import check_loaded, reading
 from .configuration_mrp import CODE_VERSION, MRPConfig
 from .head_only_mrp import HEAD_PREFIX, REPOSITORY_OPTIONS, load_head_only
 from .published_mrp import KEY_MAPPING, fields_of_published, is_published
@@ -51,14 +51,15 @@ def load_checkpoint(
                 options["config"] = config
             if not is_ours:
                 options["key_mapping"] = KEY_MAPPING
-            model, info = load(
-                name_or_path,
-                *args,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # `check_loaded` says it in one sentence
-                use_safetensors=True,
-                **options,
-            )
+            with reading(f"the weights of checkpoint {name!r}"):
+                model, info = load(
+                    name_or_path,
+                    *args,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # `check_loaded` says it in one sentence
+                    use_safetensors=True,
+                    **options,
+                )
     except OSError as error:
         pickles = [file for file in os.listdir(name) if PICKLES.fullmatch(file)] if os.path.isdir(name) else []
         if not pickles:
@@ -68,10 +69,10 @@ def load_checkpoint(
             "them as safetensors."
         ) from error
     where = f"the weights of checkpoint {name!r}"
-    remedy = "take both from the same save, or attach a fresh head with `MRPForDiffusionLM.from_backbone`."
+    remedy = "take both from the same save, or put a fresh head on the backbone that it came from with `from_backbone`."
     check_loaded(info, where, remedy, allow_mismatch)
     left_over = sorted(key for key in info["unexpected_keys"] if key.startswith(HEAD_PREFIX))
-    if left_over and model.mrp_head is not None:
+    if left_over:
         raise ValueError(
             f"{where} do not fit its config.json: {left_over[0]} is not in a head of {model.config.num_mrp_layers} "
             f"layers; {remedy}"
