@@ -139,6 +139,8 @@ def _start_decode(
             f"`{asked}` needs an MRP head, and this model has none (num_mrp_layers=0): attach one with "
             "MRPForDiffusionLM.from_backbone, or use mrp_mode='speculative' with mrp_drafter='backbone'."
         )
+    if mode in ("direct", "remask") and not model.config.mrp_head_trained:
+        logger.warning_once(f"The model's MRP head has not been trained: expect little of mrp_mode={mode!r}.")
     rows = Rows.start(
         input_ids,
         attention_mask,
