@@ -113,8 +113,8 @@ class MRPGenerationConfig(GenerationConfig):
             block's first forward its later ones read instead of computing it again. `"prefix"`: everything before the
             block; `"dual"`: everything outside it (Fast-dLLM, arXiv 2505.22618).
         seed (`int` or `list[int]`, *optional*): seed of the sampling noise, one for all rows or one a row; drawn from
-            torch's default generator unless set. Rows with one seed and equal prompts give equal samples: give a list, or
-            use `num_return_sequences`, for different ones.
+            torch's default generator unless set. Rows with one seed and equal prompts give equal samples: give a list,
+            or use `num_return_sequences`, for different ones.
     """
 
     MRP_FIELDS: ClassVar[tuple[str, ...]]  # the names below, in their order
