@@ -20,6 +20,7 @@ DEFAULTS: dict[str, Any] = {
     "mrp_num_lookahead_steps": 3,
     "remasking_strategy": "low_confidence_static",
     "confidence_threshold": 0.9,
+    "entropy_bound": 0.1,
     "remask_rule": "confidence",
     "max_new_tokens": 256,
 }
@@ -46,7 +47,6 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "output_hidden_states": (False,),
     **dict.fromkeys(
         (
-            "min_p",
             "top_h",
             "typical_p",
             "epsilon_cutoff",
@@ -91,8 +91,8 @@ class MRPGenerationConfig(GenerationConfig):
     """A `GenerationConfig` with the fields of diffusion decoding and Multi-token Residual Prediction.
 
     Of transformers' own fields these are read: `max_new_tokens` (256 unless set), `max_length`, `do_sample`,
-    `temperature`, `top_k`, `top_p`, `suppress_tokens`, `num_return_sequences`, `return_dict_in_generate` and the
-    special tokens' ids. Fields that cannot hold for diffusion decoding are refused by `generate`.
+    `temperature`, `top_k`, `top_p`, `min_p`, `suppress_tokens`, `num_return_sequences`, `return_dict_in_generate` and
+    the special tokens' ids. Fields that cannot hold for diffusion decoding are refused by `generate`.
 
     Args:
         mrp_mode (`str`, *optional*): `None` decodes with the backbone alone; `"direct"`, `"speculative"` (lossless) and
@@ -106,6 +106,9 @@ class MRPGenerationConfig(GenerationConfig):
         remasking_strategy (`str`, *optional*, defaults to `"low_confidence_static"`, in remask mode to
             `"low_confidence_dynamic"`): the reveal rule, see `RevealRule`.
         confidence_threshold (`float`, *optional*, defaults to 0.9): what `"low_confidence_dynamic"` reveals above.
+        tie_ceiling (`float`, *optional*): confidences above it count as equal for `"low_confidence_static"`, which then
+            takes the leftmost: an order that drafts foresee more easily. Another rule, so another output.
+        entropy_bound (`float`, *optional*, defaults to 0.1): nats that `"entropy_bounded"` reveals up to.
         remask_rule (`str`, *optional*, defaults to `"confidence"`): how remask mode judges (the paper's rule).
         remask_threshold (`float`, *optional*, defaults to `confidence_threshold`): corrected confidence below which a
             token of the same step is masked again.
@@ -126,6 +129,8 @@ class MRPGenerationConfig(GenerationConfig):
     denoising_steps: int | None
     remasking_strategy: Any
     confidence_threshold: Any
+    tie_ceiling: float | None
+    entropy_bound: Any
     remask_rule: str | None
     remask_threshold: float | None
     approximate_cache: str | None
@@ -152,10 +157,13 @@ class MRPGenerationConfig(GenerationConfig):
         for name in counts:
             value = getattr(self, name)
             _check(value is None or _is_count(value), name, value, "give a whole number of at least 1")
-        for name in ("confidence_threshold", "remask_threshold", "top_p"):
+        for name in ("confidence_threshold", "tie_ceiling", "remask_threshold", "top_p", "min_p"):
             value = getattr(self, name)
             inside = _is_number(value) and 0 <= value <= 1
             _check(value is None or inside, name, value, "a probability is wanted, from 0 to 1")
+        bound = self.entropy_bound
+        fine = bound is None or (_is_number(bound) and 0 <= bound < math.inf)
+        _check(fine, "entropy_bound", bound, "give a finite number of nats, 0 or more")
         seeds = self.seed if isinstance(self.seed, list | tuple) else [self.seed]
         for seed in seeds:
             fine = seed is None or (isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**62)

@@ -11,7 +11,7 @@ from torch import Tensor
 from .protocol_mrp import DiffusionLM
 from .reveal_mrp import Proposal, RevealRule, State
 from .rows_mrp import Rows
-from .sampling_mrp import TokenChooser, probability_of
+from .sampling_mrp import TokenChooser, entropy_of, keyed_lot, probability_of
 from .stats_mrp import MRPStats
 
 
@@ -63,13 +63,20 @@ class Denoiser(ABC):
         """The hidden states (..., block_length, hidden) of the current blocks' places."""
 
     def propose(self, states: State, hidden: Tensor) -> Proposal:
-        """Token and confidence for each masked position of `states`; logits are computed nowhere else."""
+        """What the rule chooses from, at each masked position of `states`; logits are computed nowhere else."""
         masked = states.masked
-        row, position, step = self._noise_keys(states)
-        tokens, confidence = self.chooser.choose(self.model.project(self.of_block(hidden)[masked]), row, position, step)
+        keys = self._noise_keys(states)
+        logits = self.chooser.suppress(self.model.project(self.of_block(hidden)[masked]))
+        tokens, confidence = self.chooser.choose(logits, *keys)
+
+        def spread(values: Tensor) -> Tensor:
+            return values.new_zeros(masked.shape).masked_scatter(masked, values)
+
         return Proposal(
             states.ids.masked_scatter(masked, tokens),
-            confidence.new_full(masked.shape, -1.0).masked_scatter(masked, confidence),
+            spread(confidence),
+            spread(entropy_of(logits)) if self.rule.strategy == "entropy_bounded" else None,
+            spread(keyed_lot(*keys, logits.shape[-1])) if self.rule.strategy == "random" else None,
         )
 
     def reveal(self, states: State, hidden: Tensor) -> State:

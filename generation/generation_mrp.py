@@ -151,7 +151,14 @@ def _start_decode(
         torch.tensor(_as_list(config.eos_token_id), dtype=torch.long, device=input_ids.device),
         blocks_from_prompt_end=bidirectional,
     )
-    rule = RevealRule(config.remasking_strategy, block_length, denoising_steps, config.confidence_threshold)
+    rule = RevealRule(
+        config.remasking_strategy,
+        block_length,
+        denoising_steps,
+        config.confidence_threshold,
+        config.entropy_bound,
+        config.tie_ceiling,
+    )
     chooser = TokenChooser.from_config(config, model.config.mask_token_id, input_ids.device)
     speculated = steps if mode == "speculative" else 0
     denoiser: Denoiser

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
+    MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -47,6 +48,12 @@ def keyed_gumbel(seeds: Tensor, positions: Tensor, steps: Tensor, vocab_size: in
     return -(-uniform.log()).log()
 
 
+def keyed_lot(seeds: Tensor, positions: Tensor, steps: Tensor, vocab_size: int) -> Tensor:
+    """One uniform number a point, of a stream of its own: keyed as if by a token behind the vocabulary."""
+    key = fold(fold(fold(torch.zeros_like(seeds), seeds), positions), steps)
+    return keyed_uniform(fold(key, vocab_size))
+
+
 @dataclass(frozen=True)
 class TokenChooser:
     """Chooses a token for each scored position.
@@ -72,20 +79,21 @@ class TokenChooser:
                 warpers.append(TopKLogitsWarper(config.top_k))
             if config.top_p is not None and config.top_p < 1.0:
                 warpers.append(TopPLogitsWarper(config.top_p))
+            if config.min_p is not None and config.min_p > 0.0:
+                warpers.append(MinPLogitsWarper(config.min_p))
         return cls(torch.tensor(suppressed, device=device), warpers)
 
     def choose(self, logits: Tensor, seeds: Tensor, positions: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Token and confidence of each point.
 
         Args:
-            logits (`Tensor` of shape (points, vocabulary)): overwritten.
+            logits (`Tensor` of shape (points, vocabulary)): from `suppress`.
             seeds, positions, steps (`Tensor` of shape (points,)): what the noise is keyed by; read when sampling only.
 
         Returns:
             Tokens and confidences of shape (points,). A confidence is the token's probability under the full softmax
             at temperature 1, whatever temperature and truncation chose the token.
         """
-        logits = self.suppress(logits)
         if self.warpers is None:
             tokens = logits.argmax(-1)
         else:
@@ -102,3 +110,8 @@ class TokenChooser:
 def probability_of(logits: Tensor, tokens: Tensor) -> Tensor:
     """Softmax probability (points,) of `tokens` (points,) under `logits` (points, vocabulary)."""
     return (logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)).exp()
+
+
+def entropy_of(logits: Tensor) -> Tensor:
+    """Entropy (points,), in nats, of the softmax of `logits` (points, vocabulary)."""
+    return torch.special.entr(logits.softmax(-1)).sum(-1)

@@ -8,13 +8,12 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from ..generation.configuration_generation_mrp import MRPGenerationConfig
 from .architectures_mrp import architecture_of
-from .backbones_mrp import load_backbone, resolve_backbone
+from .backbones_mrp import DIFFUSION_FIELDS, load_backbone, resolve_backbone
 from .configuration_mrp import MRPConfig
 
 logger = logging.getLogger(__name__)
 
-# Settings of `MRPConfig` that are taken by name; the others follow from the backbone.
-BACKBONE_OVERRIDES = ("mask_token_id", "block_length", "attention_pattern", "logit_shift", "logit_scale")
+# Settings of `MRPConfig` that are taken by name, besides `DIFFUSION_FIELDS`; the others follow from the backbone.
 HEAD_OVERRIDES = ("mrp_prediction", "mrp_initializer_range")
 HEAD_INITIALIZATIONS = ("normal", "backbone")
 ATTENTION_IMPLEMENTATIONS = ("sdpa", "eager")
@@ -39,7 +38,7 @@ def attach_head(
     source, name = _source(name_or_path_or_model, loading)
     resolved = resolve_backbone(
         source,
-        **{field: overrides.get(field) for field in BACKBONE_OVERRIDES},
+        **{field: overrides.get(field) for field in DIFFUSION_FIELDS},
         trust_remote_code=trust_remote_code,
     )
     copies_layers = head_initialization == "backbone" and num_mrp_layers > 0
@@ -79,9 +78,9 @@ def attach_head(
 
 
 def _check_arguments(head_initialization: str, attn_implementation: str | None, overrides: dict[str, Any]) -> None:
-    unknown = sorted(set(overrides) - {*BACKBONE_OVERRIDES, *HEAD_OVERRIDES})
+    unknown = sorted(set(overrides) - {*DIFFUSION_FIELDS, *HEAD_OVERRIDES})
     if unknown:
-        raise TypeError(f"from_backbone() does not take {unknown}; it takes {BACKBONE_OVERRIDES + HEAD_OVERRIDES}.")
+        raise TypeError(f"from_backbone() does not take {unknown}; it takes {DIFFUSION_FIELDS + HEAD_OVERRIDES}.")
     if head_initialization not in HEAD_INITIALIZATIONS:
         raise ValueError(f"`head_initialization` must be one of {HEAD_INITIALIZATIONS}, got {head_initialization!r}.")
     if attn_implementation not in (None, *ATTENTION_IMPLEMENTATIONS):

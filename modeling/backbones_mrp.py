@@ -33,6 +33,10 @@ from .families_mrp import FAMILIES, BackboneFamily
 
 logger = logging.getLogger(__name__)
 
+LAYER = re.compile(r"(model|bert)\.(encoder\.)?layers?\.\d+\.")
+# Settings of `MRPConfig` that follow from the backbone, unless they are given.
+DIFFUSION_FIELDS = ("mask_token_id", "block_length", "attention_pattern", "logit_shift", "logit_scale")
+
 
 @dataclass(frozen=True)
 class ResolvedBackbone:
@@ -89,13 +93,13 @@ def resolve_backbone(
         name = os.fspath(source)
         fields = read_config_fields(name)
     model_type = fields.get("model_type")
-    if model_type is None:
+    if not isinstance(model_type, str):
         raise ValueError(f"the config of backbone {name!r} has no `model_type`: add the one of its architecture.")
     if model_type == "mrp":
         raise ValueError(f"{name!r} is an MRP checkpoint already: load it with `MRPForDiffusionLM.from_pretrained`.")
     family = FAMILIES.get(model_type)
     if trust_remote_code and (family is None or family.native_type not in CONFIG_MAPPING):
-        return _resolve_own_code(source, name, given, logit_scale or 1.0)
+        return _resolve_own_code(source, name, given, 1.0 if logit_scale is None else logit_scale)
     if family is None:
         raise ValueError(
             f"backbone {name!r} has model_type={model_type!r}, which is in no row of the table ({sorted(FAMILIES)}): "
@@ -104,14 +108,28 @@ def resolve_backbone(
         )
     config = source if isinstance(source, PreTrainedConfig) else family.native_config(fields, name)
     pattern = attention_pattern or _attention_pattern(family, name)
-    scaled = family.scaled_logits_field is not None and fields.get(family.scaled_logits_field)
+    logit_shift = family.logit_shift if logit_shift is None else logit_shift
+    if logit_shift is None:
+        raise ValueError(
+            f"whether the logits of backbone {name!r} are shifted, its config does not say: pass `logit_shift`, True "
+            "where token i is predicted at i - 1."
+        )
+    if logit_scale is None:
+        logit_scale = family.logit_scale
+        if family.scaled_logits_field is not None and fields.get(family.scaled_logits_field):
+            logit_scale = config.hidden_size**-0.5
+    if logit_scale is None:
+        raise ValueError(
+            f"whether the logits of backbone {name!r} are scaled, its config does not say: pass `logit_scale`, 1.0 "
+            "where they are not."
+        )
     return ResolvedBackbone(
         config=config,
         mask_token_id=_mask_token_id(mask_token_id, fields, family, name),
         block_length=_block_length(block_length, fields, family, name, pattern),
         attention_pattern=pattern,
-        logit_shift=family.logit_shift if logit_shift is None else logit_shift,
-        logit_scale=logit_scale or (config.hidden_size**-0.5 if scaled else 1.0),
+        logit_shift=logit_shift,
+        logit_scale=logit_scale,
         family=family,
     )
 
@@ -168,9 +186,18 @@ def load_backbone(
                 ignore_mismatched_sizes=True,  # `check_loaded` says it in one sentence
             )
     except OSError as error:
-        raise ValueError(f"{where} cannot be read: there must be safetensors files beside its config.json.") from error
+        raise ValueError(
+            f"{where} cannot be read: there must be safetensors files beside its config.json, all that its index "
+            f"names. ({error})"
+        ) from error
     backbone, info = loaded
     check_loaded(info, where, "take config.json and weights from the same place.")
+    too_many = sorted(name for name in info["unexpected_keys"] if LAYER.match(name))
+    if too_many:
+        raise ValueError(
+            f"{where} do not fit its config.json: {too_many[0]} belongs to a layer that the config does not have; take "
+            "both from the same place."
+        )
     if names:
         backbone._weight_conversions = None  # else saving it would turn the renaming round, under the native config
     return backbone
@@ -224,14 +251,18 @@ def _first(names: Iterable[str]) -> str:
     return f"{first} and {len(more)} more tensors are" if more else f"{first} is"
 
 
+def is_local(name_or_path: str) -> bool:
+    """Whether a name can only be a path: a Hub name has one slash."""
+    return os.path.isabs(name_or_path) or name_or_path.startswith((".", "~")) or name_or_path.count("/") != 1
+
+
 def read_config_fields(name_or_path: str) -> dict[str, Any]:
     """The fields of a backbone's `config.json`, unchanged.
 
     Raises:
         ValueError: if there is none or it names no `model_type`.
     """
-    looks_local = os.path.isabs(name_or_path) or name_or_path.startswith((".", "~")) or name_or_path.count("/") != 1
-    if looks_local and not os.path.isdir(name_or_path):
+    if is_local(name_or_path) and not os.path.isdir(name_or_path):
         raise ValueError(f"`name_or_path` is {name_or_path!r}, but there is no such folder: check the path.")
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name_or_path)

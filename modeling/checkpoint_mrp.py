@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ AUTO_MAP = {
     "AutoModel": "modeling_mrp.MRPForDiffusionLM",
     "AutoModelForCausalLM": "modeling_mrp.MRPForDiffusionLM",
 }
+STAGE_PREFIX = ".saving-"
 # Weights that a save replaces: one that it did not write would be loaded instead of, or mixed with, the new ones.
 WEIGHTS = re.compile(r"model.*\.safetensors(\.index\.json)?")
 
@@ -65,19 +67,23 @@ def refresh_code(folder: str | os.PathLike[str]) -> None:
 def staged(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """An empty folder inside `folder`; what is written there moves up, file by file, when all of it is complete.
 
-    A process that dies while writing leaves the files of the last complete save. The config moves last: a new config
-    never stands beside weights of before.
+    A process that dies while writing leaves the files of the last complete save; only the few renames at the end are
+    not one step. Weights of before go when the new ones are in place, and the config moves last.
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target, prefix=".saving-") as name:
+    for left_over in target.glob(f"{STAGE_PREFIX}*"):  # of a process that died
+        shutil.rmtree(left_over)
+    with tempfile.TemporaryDirectory(dir=target, prefix=STAGE_PREFIX) as name:
         stage = Path(name)
         yield stage
-        written = sorted(stage.iterdir(), key=lambda file: file.name == "config.json")
-        names = {file.name for file in written}
-        if any(WEIGHTS.fullmatch(name) for name in names):
+        written = {file.name: file for file in stage.iterdir()}
+        config = written.pop("config.json", None)
+        for name, file in written.items():
+            os.replace(file, target / name)
+        if any(WEIGHTS.fullmatch(name) for name in written):
             for old in target.iterdir():
-                if WEIGHTS.fullmatch(old.name) and old.name not in names:
+                if WEIGHTS.fullmatch(old.name) and old.name not in written:
                     old.unlink()
-        for file in written:
-            os.replace(file, target / file.name)
+        if config is not None:
+            os.replace(config, target / config.name)

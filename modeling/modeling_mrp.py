@@ -170,7 +170,7 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         is_main_process: bool = True,
         state_dict: dict[str, Tensor] | None = None,
         push_to_hub: bool = False,
-        head_only: bool = False,
+        head_only: bool | None = None,
         **kwargs: Any,
     ) -> None:
         """Write weights, configs and the Python files that load them by `trust_remote_code=True` without the package.
@@ -178,21 +178,22 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         Every file is complete before it takes its name. Arguments are those of `PreTrainedModel.save_pretrained`, and:
 
         Args:
-            head_only (`bool`, *optional*, defaults to `False`):
+            head_only (`bool`, *optional*):
                 Leave the backbone out. Loading fetches it from `config.backbone_name_or_path` and checks that it is
-                the same one.
+                the same one. By default only where the backbone runs by code of its own, which no checkpoint holds.
         """
+        head_only = not self._architecture.native if head_only is None else head_only
         if not (head_only or self._architecture.native):
             raise ValueError(
-                "the backbone runs by code of its own, which a checkpoint of ours cannot hold: save with "
-                "`head_only=True`, and loading fetches the backbone again."
+                "`head_only` is False, but the backbone runs by code of its own, which a checkpoint cannot hold: leave "
+                "it out, and loading fetches the backbone again."
             )
         if push_to_hub:
             raise ValueError("`push_to_hub=True` is not supported here: call `model.push_to_hub(repo_id)`.")
         self.config.auto_map = dict(AUTO_MAP)
         self.config.mrp_code_version = CODE_VERSION
         self.config.mrp_head_only, self.config.backbone_fingerprint = False, None
-        saving = saving_head_only(self, state_dict) if head_only else nullcontext(state_dict)
+        saving = saving_head_only(self, state_dict, save_directory) if head_only else nullcontext(state_dict)
         with saving as tensors, staged(save_directory) as stage:
             super().save_pretrained(stage, is_main_process=is_main_process, state_dict=tensors, **kwargs)
             if is_main_process:

@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Literal, get_args
 
-from transformers import PreTrainedConfig
 from transformers.utils.hub import cached_file
 
 from mrp_hf.checkpoints.published import check_exportable, export_published
-from mrp_hf.modeling.checkpoint_mrp import staged
+from mrp_hf.modeling.backbones_mrp import is_local, read_config_fields
+from mrp_hf.modeling.checkpoint_mrp import STAGE_PREFIX, staged
 from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
 from mrp_hf.modeling.published_mrp import is_published
 
@@ -59,9 +59,10 @@ def convert(
     folder = Path(target)
     if to not in FORMATS:
         raise ValueError(f"`to` must be one of {FORMATS}, got {to!r}.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    occupied = folder.exists() and not folder.is_dir()
+    if occupied or any(not file.name.startswith(STAGE_PREFIX) for file in folder.glob("*")):
         raise ValueError(f"`target` is {str(folder)!r}, which is not an empty folder: name a new one.")
-    fields, _ = PreTrainedConfig.get_config_dict(source)
+    fields = read_config_fields(os.fspath(source))
     is_head_only = fields.get("mrp_head_only", False)
     if backbone is not None and not is_head_only and to != "head":
         raise ValueError(f"`backbone` is {backbone!r}, but neither `source` nor `target` is head-only: leave it out.")
@@ -81,6 +82,8 @@ def convert(
                 f"`source` {os.fspath(source)!r} does not say where its backbone came from: give a folder or Hub name "
                 "as `backbone`, for the head-only checkpoint to name."
             )
+        if is_local(model.config.backbone_name_or_path):
+            read_config_fields(model.config.backbone_name_or_path)  # an error where loading would find no backbone
     if to == "published":
         check_exportable(model)
     existed = folder.exists()

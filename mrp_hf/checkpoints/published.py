@@ -101,7 +101,7 @@ def check_exportable(model: MRPForDiffusionLM) -> None:
             f"the published layout is SDAR's, whose backbone is natively {NATIVE_TYPE!r}; this one is {native_type!r}: "
             "save the model with `save_pretrained` instead."
         )
-    for name, only in (("attention_pattern", "block_causal"), ("logit_shift", False)):
+    for name, only in (("attention_pattern", "block_causal"), ("logit_shift", False), ("logit_scale", 1.0)):
         if getattr(config, name) != only:
             raise ValueError(
                 f"the published layout is for {name}={only!r}, this model has {getattr(config, name)!r}: save it with "

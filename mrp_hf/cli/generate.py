@@ -27,6 +27,8 @@ class Rule(StrEnum):
     low_confidence_static = "low_confidence_static"
     low_confidence_dynamic = "low_confidence_dynamic"
     sequential = "sequential"
+    entropy_bounded = "entropy_bounded"
+    random = "random"
 
 
 class Drafter(StrEnum):

@@ -20,7 +20,9 @@ class _Echo(logging.Handler):
         typer.echo(record.getMessage(), err=True)
 
 
-def load_checkpoint(name_or_path: str) -> "tuple[MRPForDiffusionLM, PreTrainedTokenizerBase]":
+def load_checkpoint(
+    name_or_path: str, trust_remote_code: bool = False
+) -> "tuple[MRPForDiffusionLM, PreTrainedTokenizerBase]":
     """An MRP checkpoint of any format and its tokenizer; the name `demo` means the shipped one."""
     from transformers import AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
@@ -30,9 +32,9 @@ def load_checkpoint(name_or_path: str) -> "tuple[MRPForDiffusionLM, PreTrainedTo
 
     disable_progress_bar()  # of loading weights: the commands show their own
     folder = str(shipped_checkpoint()) if name_or_path == DEMO else name_or_path
-    model = MRPForDiffusionLM.from_pretrained(folder)
+    model = MRPForDiffusionLM.from_pretrained(folder, trust_remote_code=trust_remote_code)
     # The config is given, because a published checkpoint's asks for code of its own to be run.
-    return model, AutoTokenizer.from_pretrained(folder, config=model.config)
+    return model, AutoTokenizer.from_pretrained(folder, config=model.config, trust_remote_code=trust_remote_code)
 
 
 def load_backbone(name_or_path: str, **settings: Any) -> "tuple[MRPForDiffusionLM, PreTrainedTokenizerBase]":
@@ -69,5 +71,9 @@ def load_any(name_or_path: str, **settings: Any) -> "tuple[MRPForDiffusionLM, Pr
         return load_checkpoint(DEMO)
     fields = read_config_fields(name_or_path)
     if fields.get("model_type") == "mrp" or is_published(fields):
-        return load_checkpoint(name_or_path)
+        trust = settings.pop("trust_remote_code", False)
+        said = sorted(set(settings) - {"block_length"})  # which may be chosen for every decode
+        if said:
+            raise ValueError(f"{said} are for a backbone, but {name_or_path!r} is an MRP checkpoint: leave them out.")
+        return load_checkpoint(name_or_path, trust)
     return load_backbone(name_or_path, num_mrp_layers=0, **settings)

@@ -16,17 +16,18 @@ class DataCollatorForMRP:
 
     Args:
         pad_token_id (`int`): fills up rows; any id of the vocabulary does, because nothing ever sees it.
-        block_length (`int`): the width is rounded up to a multiple of it.
+        block_length (`int`, *optional*): the width is rounded up to a multiple of it; `None` for a model without
+            blocks.
 
     An item has `input_ids` and `labels`: -100 on the prompt, the input id on answer tokens. The batch has `input_ids`,
     `labels` (rows, width), `lengths` (rows,) and, where the items have one, `sample_index` (rows,).
     """
 
     pad_token_id: int
-    block_length: int
+    block_length: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.block_length, int) or self.block_length < 1:
+        if self.block_length is not None and (not isinstance(self.block_length, int) or self.block_length < 1):
             raise ValueError(f"`block_length` must be at least 1, got {self.block_length!r}: pass the model's.")
         if not isinstance(self.pad_token_id, int) or self.pad_token_id < 0:
             raise ValueError(f"`pad_token_id` must be an id of the vocabulary, got {self.pad_token_id!r}.")
@@ -37,7 +38,8 @@ class DataCollatorForMRP:
             raise ValueError("the batch is empty: pass at least one item.")
         rows = [self._tensors(item, number) for number, item in enumerate(features)]
         lengths = torch.tensor([len(ids) for ids, _ in rows])
-        width = -(-int(lengths.max()) // self.block_length) * self.block_length
+        multiple = self.block_length or 1
+        width = -(-int(lengths.max()) // multiple) * multiple
         batch = {
             "input_ids": torch.full((len(rows), width), self.pad_token_id),
             "labels": torch.full((len(rows), width), IGNORED),

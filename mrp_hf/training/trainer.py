@@ -70,7 +70,7 @@ class MRPTrainer(Trainer):
         check_trainable(model, args)
         if data_collator is None:
             pad_token_id = model.generation_config.pad_token_id
-            data_collator = DataCollatorForMRP(pad_token_id or 0, model.config.block_length or 1)
+            data_collator = DataCollatorForMRP(pad_token_id or 0, model.config.block_length)
         check_collator(data_collator, model)
         named = eval_dataset if isinstance(eval_dataset, Mapping) else {"eval_dataset": eval_dataset}
         named = {"train_dataset": train_dataset, **named}
@@ -306,7 +306,7 @@ def check_collator(collator: DataCollatorForMRP, model: MRPForDiffusionLM) -> No
         raise ValueError(
             f"`data_collator` is a {type(collator).__name__}: leave it out, or pass a `DataCollatorForMRP`."
         )
-    if collator.block_length % noise_block_length(model, 1) != 0:
+    if (collator.block_length or 1) % noise_block_length(model, 1) != 0:
         raise ValueError(
             f"`data_collator` has block_length={collator.block_length}: it must be a multiple of the model's, "
             f"{config.block_length}."

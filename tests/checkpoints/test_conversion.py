@@ -221,7 +221,7 @@ def test_arguments_that_cannot_work(save, tmp_path):
         convert(folder, out, "published", backbone="x")
     with pytest.raises(ValueError, match="`mrp_prediction` is 'direct', but `source` is not of the published layout"):
         convert(folder, out, "published", mrp_prediction="direct")
-    with pytest.raises(OSError, match="nothing"):
+    with pytest.raises(ValueError, match=r"nothing.*there is no such folder"):
         convert(tmp_path / "nothing", out, "full")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"backbone_name_or_path": None}))
@@ -317,3 +317,22 @@ def test_a_published_folder_serves_as_a_plain_backbone_too(save):
     backbone = MRPForDiffusionLM.from_backbone(folder, num_mrp_layers=0).backbone
     assert_equal(model.backbone.state_dict(), backbone.state_dict())
     assert type(backbone) is type(AutoModelForCausalLM.from_config(model.config.backbone_config))
+
+
+def test_a_backbone_that_is_not_there(tiny_model, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "full")
+    with pytest.raises(ValueError, match="there is no such folder"):
+        convert(tmp_path / "full", tmp_path / "head", "head", backbone=str(tmp_path / "nowhere"))
+    assert not (tmp_path / "head").exists()
+
+
+def test_what_a_conversion_that_died_left_is_no_obstacle(tiny_model, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "full")
+    (tmp_path / "out" / ".saving-abc").mkdir(parents=True)
+    convert(tmp_path / "full", tmp_path / "out", "full")
+    assert not list((tmp_path / "out").glob(".saving-*"))
+
+
+def test_scaled_logits_have_no_place_in_the_published_layout(tiny_model, tmp_path):
+    with pytest.raises(ValueError, match=r"for logit_scale=1\.0, this model has 0\.5"):
+        export_published(tiny_model(logit_scale=0.5), tmp_path)

@@ -42,11 +42,17 @@ def test_generate_names_the_field(
     assert name in our_line(error)
 
 
-@pytest.mark.parametrize("options", [["--mode", "fast"], ["--rule", "random"], ["--drafter", "oracle"]])
+@pytest.mark.parametrize("options", [["--mode", "fast"], ["--rule", "best"], ["--drafter", "oracle"]])
 def test_unknown_choices_are_listed(options: list[str], demo_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = run_wrong(["generate", str(demo_folder), "tom", *options], capsys)
     assert options[0] in error
     assert {"--mode": "speculative", "--rule": "sequential", "--drafter": "backbone"}[options[0]] in error
+
+
+def test_options_of_a_backbone_for_a_checkpoint(demo_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = our_line(run_wrong(["generate", str(demo_folder), "tom", "--attention", "bidirectional"], capsys))
+    assert "attention_pattern" in line
+    assert "leave them out" in line
 
 
 def test_a_prompt_longer_than_the_model(demo_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from mrp_hf import MRPForDiffusionLM, MRPGenerationConfig, MRPGenerationMixin
 from mrp_hf.generation.generation_mrp import MRPGenerationOutput
 
 VOCABULARY, EOS, PAD, MASK = 24, 21, 22, 23
-RULES = ("low_confidence_static", "low_confidence_dynamic", "sequential")
+RULES = ("low_confidence_static", "low_confidence_dynamic", "sequential", "entropy_bounded", "random")
 
 # Every way to decode, as keyword arguments.
 WAYS: dict[str, dict[str, Any]] = {
@@ -46,9 +46,9 @@ def pad(prompts: Sequence[list[int]], side: str = "left", junk: int | None = Non
 def run(
     model: Any, prompts: Sequence[list[int]], *, side: str = "left", junk: int | None = None, **fields: Any
 ) -> MRPGenerationOutput:
-    """Decode prompts; no end-of-sequence token unless given."""
+    """Decode prompts; no end-of-sequence token unless given, and noise of one seed."""
     ids, mask = pad(prompts, side, junk)
-    settings = {"eos_token_id": None, "pad_token_id": PAD, "return_dict_in_generate": True} | fields
+    settings = {"eos_token_id": None, "pad_token_id": PAD, "return_dict_in_generate": True, "seed": 7} | fields
     output = model.generate(ids, attention_mask=mask, **settings)
     repeats = fields.get("num_return_sequences", 1)
     assert torch.equal(output.sequences[:, : ids.shape[1]], ids.repeat_interleave(repeats, dim=0))

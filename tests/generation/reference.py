@@ -5,6 +5,7 @@ must equal this. Every choice is made by a margin, and the smallest one is repor
 is well above rounding.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -105,12 +106,15 @@ def fold(key: int, value: int) -> int:
     return mix((mix(key ^ (value & WORD)) + (value >> 32) + 0x9E3779B9) & WORD)
 
 
-def gumbel(seed: int, position: int, step: int, token: int) -> float:
+def uniform(seed: int, position: int, step: int, token: int) -> float:
     key = 0
     for value in (seed, position, step, token):
         key = fold(key, value)
-    uniform = ((mix(key) >> 9) + 0.5) / 2**23
-    return -math.log(-math.log(uniform))
+    return ((mix(key) >> 9) + 0.5) / 2**23
+
+
+def gumbel(seed: int, position: int, step: int, token: int) -> float:
+    return -math.log(-math.log(uniform(seed, position, step, token)))
 
 
 def largest(values: dict[int, float]) -> tuple[int, float]:
@@ -123,8 +127,10 @@ def greedy(logits: Tensor, position: int, step: int) -> tuple[int, float]:
     return largest({token: value for token, value in enumerate(logits.tolist()) if value > -math.inf})
 
 
-def sampler(seed: int, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0) -> Choose:
-    """Sampling as documented: temperature, then top-k, then top-p, then the largest of logit + Gumbel noise."""
+def sampler(
+    seed: int, temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0, min_p: float | None = None
+) -> Choose:
+    """Sampling as documented: temperature, top-k, top-p, min-p, then the largest of logit + Gumbel noise."""
 
     def choose(logits: Tensor, position: int, step: int) -> tuple[int, float]:
         scores = {
@@ -134,7 +140,8 @@ def sampler(seed: int, temperature: float = 1.0, top_k: int | None = None, top_p
         total = sum(math.exp(scores[token]) for token in ranked)
         kept, mass = {}, 0.0
         for token in ranked:
-            if mass < top_p:
+            likely = scores[token] >= scores[ranked[0]] + math.log(min_p or 1e-300)
+            if mass < top_p and likely:
                 kept[token] = scores[token] + gumbel(seed, position, step, token)
             mass += math.exp(scores[token]) / total
         return largest(kept)
@@ -146,14 +153,42 @@ def sampler(seed: int, temperature: float = 1.0, top_k: int | None = None, top_p
 
 
 def positions_of_step(
-    strategy: str, confidence: dict[int, float], step: int, block_length: int, denoising_steps: int, threshold: float
+    strategy: str,
+    confidence: dict[int, float],
+    step: int,
+    block_length: int,
+    denoising_steps: int,
+    threshold: float,
+    entropy: dict[int, float],
+    lot: dict[int, float],
+    entropy_bound: float,
+    tie_ceiling: float | None = None,
 ) -> tuple[list[int], float]:
-    """The masked positions to reveal, given each one's confidence, and the margin by which they were chosen."""
+    """The masked positions to reveal, given each one's numbers, and the margin by which they were chosen."""
+    if strategy == "entropy_bounded":
+        chosen, total = [], 0.0
+        gaps = [math.inf]
+        for position in sorted(entropy, key=lambda p: (entropy[p], p)):
+            gaps.append(abs(total - entropy_bound) if chosen else math.inf)
+            if total > entropy_bound:
+                break
+            chosen.append(position)
+            total += entropy[position]
+        values = sorted(entropy.values())
+        return chosen, min(gaps + [b - a for a, b in itertools.pairwise(values)])
     count = block_length // denoising_steps + (1 if step < block_length % denoising_steps else 0)
     if strategy == "sequential":
         return sorted(confidence)[:count], math.inf
-    order = sorted(confidence, key=lambda position: (-confidence[position], position))
-    gap = confidence[order[count - 1]] - confidence[order[count]] if count < len(order) else math.inf
+    values = lot if strategy == "random" else confidence
+    gap = math.inf
+    if strategy != "low_confidence_static":
+        tie_ceiling = None
+    if tie_ceiling is not None:
+        gap = min(abs(value - tie_ceiling) for value in values.values())
+        values = {position: min(value, tie_ceiling) for position, value in values.items()}
+    order = sorted(values, key=lambda position: (-values[position], position))
+    if count < len(order) and values[order[count - 1]] != tie_ceiling:
+        gap = min(gap, values[order[count - 1]] - values[order[count]])
     if strategy == "low_confidence_dynamic":
         above = [position for position in order if confidence[position] > threshold]
         from_threshold = min(abs(value - threshold) for value in confidence.values())
@@ -174,6 +209,9 @@ def decode_slowly(
     block_length: int | None = None,
     denoising_steps: int | None = None,
     threshold: float = 0.9,
+    entropy_bound: float = 0.1,
+    tie_ceiling: float | None = None,
+    seed: int = 7,
     remask_threshold: float | None = None,
     eos: Sequence[int] = (),
     suppressed: Sequence[int] = (),
@@ -206,13 +244,25 @@ def decode_slowly(
                     current = after_lookahead(model, ids, clean, current, start, block_length)
                     result.head_forwards += 1
                 logits = logits_of(model, current, suppressed)
-                chosen, confidence = {}, {}
+                chosen, confidence, entropy, lot = {}, {}, {}, {}
                 for position in sorted(masked):
                     chosen[position], gap = choose(logits[position], position, step)
                     confidence[position] = float(logits[position].double().softmax(-1)[chosen[position]])
                     gaps.append(gap)
+                    probabilities = logits[position].double().softmax(-1).tolist()
+                    entropy[position] = -sum(p * math.log(p) for p in probabilities if p > 0)
+                    lot[position] = uniform(seed, position, step, logits.shape[-1])
                 revealed, gap = positions_of_step(
-                    strategy, confidence, step, block_length, denoising_steps or block_length, threshold
+                    strategy,
+                    confidence,
+                    step,
+                    block_length,
+                    denoising_steps or block_length,
+                    threshold,
+                    entropy,
+                    lot,
+                    entropy_bound,
+                    tie_ceiling,
                 )
                 gaps.append(gap)
                 for position in revealed:

@@ -21,6 +21,8 @@ FIELDS = {
     "confidence_threshold": 0.7,
     "remask_rule": "confidence",
     "remask_threshold": 0.2,
+    "tie_ceiling": 0.9,
+    "entropy_bound": 0.3,
     "approximate_cache": "dual",
     "seed": 17,
 }

@@ -14,7 +14,7 @@ from .reference import decode_slowly, greedy, sampler
 
 RAGGED = [draw_prompt(length) for length in (5, 1, 12, 8)]
 SAMPLING = {"seed": 11, "temperature": 1.3, "top_k": 9, "top_p": 0.9}
-NEW_TOKENS, THRESHOLD = 9, 0.2
+NEW_TOKENS, THRESHOLD, BOUND = 9, 0.2, 1.0
 # Margins below this are left to rounding; float32 has more of it.
 SMALLEST_GAP = {torch.float64: 1e-6, torch.float32: 1e-4}
 
@@ -37,6 +37,7 @@ def models(tmp_path_factory):
 
 def settings_of(rule, sampled, block_length=None):
     fields = {"max_new_tokens": NEW_TOKENS, "remasking_strategy": rule, "confidence_threshold": THRESHOLD}
+    fields |= {"entropy_bound": BOUND}
     fields |= {"do_sample": True, **SAMPLING} if sampled else {}
     return fields | ({} if block_length is None else {"block_length": block_length})
 
@@ -59,6 +60,8 @@ def test_equals_the_slow_decoder(models, family, mode, rule):
                 strategy=rule,
                 block_length=block_length,
                 threshold=THRESHOLD,
+                entropy_bound=BOUND,
+                seed=SAMPLING["seed"] if sampled else 7,
                 choose=sampler(**SAMPLING) if sampled else greedy,
             )
             if slow.gap < SMALLEST_GAP[model.dtype]:

@@ -37,6 +37,8 @@ def cases(draw):
         "denoising_steps": draw(st.none() | st.integers(1, block_length)),
         "strategy": draw(st.sampled_from(RULES)),
         "threshold": draw(st.sampled_from([0.0, 0.2, 0.4, 0.6, 1.0])),
+        "entropy_bound": draw(st.sampled_from([0.0, 0.5, 2.0])),
+        "tie_ceiling": draw(st.sampled_from([None, None, 0.3])),
         "eos": draw(st.lists(st.integers(0, 20), max_size=4)),
         "suppressed": draw(st.lists(st.integers(0, 20), max_size=3)),
         "sampling": {
@@ -44,6 +46,7 @@ def cases(draw):
             "temperature": draw(st.sampled_from([0.5, 1.0, 2.0])),
             "top_k": draw(st.sampled_from([None, 1, 3])),
             "top_p": draw(st.sampled_from([1.0, 0.7])),
+            "min_p": draw(st.sampled_from([None, 0.2])),
         }
         if sampled
         else None,
@@ -64,6 +67,9 @@ def compare(model, case, mode=None, **mode_settings):
         threshold=case["threshold"],
         eos=case["eos"],
         suppressed=case["suppressed"],
+        entropy_bound=case["entropy_bound"],
+        tie_ceiling=case["tie_ceiling"],
+        seed=case["sampling"]["seed"] if case["sampling"] else 7,
         choose=sampler(**case["sampling"]) if case["sampling"] else greedy,
         **mode_settings,
     )
@@ -77,6 +83,8 @@ def compare(model, case, mode=None, **mode_settings):
         block_length=case["block_length"],
         denoising_steps=case["denoising_steps"],
         confidence_threshold=case["threshold"],
+        entropy_bound=case["entropy_bound"],
+        tie_ceiling=case["tie_ceiling"],
         eos_token_id=case["eos"] or None,
         suppress_tokens=case["suppressed"] or None,
         **({"do_sample": True, **case["sampling"]} if case["sampling"] else {}),

@@ -16,7 +16,9 @@ def state_of(masked, step=0):
 
 
 def proposal_of(confidence):
-    return Proposal(torch.arange(100, 100 + len(confidence))[None], torch.tensor([confidence]))
+    """Entropies and lots are such that they order positions as confidences do, and the other way round."""
+    values = torch.tensor([confidence])
+    return Proposal(torch.arange(100, 100 + len(confidence))[None], values, entropy=1 - values, lot=-values)
 
 
 @given(
@@ -31,12 +33,23 @@ def test_positions(strategy, places, steps, step, threshold):
     """Ties included: confidences are few and exact here."""
     steps = min(steps, len(places))
     masked, confidence = [m for m, _ in places], [c if m else -1.0 for m, c in places]
-    rule = RevealRule(strategy, len(places), steps, threshold)
+    rule = RevealRule(strategy, len(places), steps, threshold, entropy_bound=threshold)
     found = rule.positions(proposal_of(confidence), state_of(masked, step))
     open_places = {place: confidence[place] for place, m in enumerate(masked) if m}
     expected = []
     if open_places:
-        expected, _ = positions_of_step(strategy, open_places, step, len(places), steps, threshold)
+        entropy, lot = ({place: sign * value for place, value in open_places.items()} for sign in (-1, -1))
+        expected, _ = positions_of_step(
+            strategy,
+            open_places,
+            step,
+            len(places),
+            steps,
+            threshold,
+            {p: 1 + e for p, e in entropy.items()},
+            lot,
+            threshold,
+        )
     assert found[0].nonzero().flatten().tolist() == sorted(expected)
 
 
@@ -62,7 +75,8 @@ def test_ties_in_a_long_block(strategy):
     """Sorts that are not stable show it from 17 values on."""
     masked = [place % 3 != 0 for place in range(48)]
     found = RevealRule(strategy, 48, 6, 0.5).positions(proposal_of([0.5] * 48), state_of(masked))
-    assert found[0].nonzero().flatten().tolist() == [place for place, m in enumerate(masked) if m][:8]
+    count = 1 if strategy == "entropy_bounded" else 8
+    assert found[0].nonzero().flatten().tolist() == [place for place, m in enumerate(masked) if m][:count]
 
 
 def test_full_states_stay():
@@ -93,7 +107,7 @@ def test_candidates_are_rows_to_the_rule():
     rule = RevealRule("low_confidence_dynamic", 5, 3, 0.6)
     masked = torch.rand(3, 4, 5) > 0.4
     states = State(torch.zeros(3, 4, 5, dtype=torch.long), masked, torch.randint(0, 4, (3, 4)))
-    proposal = Proposal(torch.randint(0, 9, (3, 4, 5)), torch.rand(3, 4, 5))
+    proposal = Proposal(torch.randint(0, 9, (3, 4, 5)), *(torch.rand(3, 4, 5) for _ in range(3)))
     found = rule.apply(proposal, states)
     for candidate in range(4):
         alone = rule.apply(

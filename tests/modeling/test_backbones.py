@@ -137,7 +137,19 @@ def test_attention_that_neither_family_nor_name_says(backbone_folder):
         folder = backbone_folder(name, model_type=model_type)
         with pytest.raises(ValueError, match=r"pass `attention_pattern` as it was trained"):
             resolve_backbone(folder)
-        assert resolve_backbone(folder, attention_pattern="bidirectional").attention_pattern == "bidirectional"
+        said = {"attention_pattern": "bidirectional", "logit_shift": False, "logit_scale": 1.0}
+        assert resolve_backbone(folder, **said).attention_pattern == "bidirectional"
+
+
+@pytest.mark.parametrize("left_out", ["attention_pattern", "logit_shift", "logit_scale"])
+def test_a_native_llama_says_nothing_of_itself(backbone_folder, left_out):
+    said = {"attention_pattern": "bidirectional", "logit_shift": True, "logit_scale": 0.5}
+    folder = backbone_folder("mine", model_type="llama")
+    resolved = resolve_backbone(folder, **said)
+    assert {name: getattr(resolved, name) for name in said} == said
+    del said[left_out]
+    with pytest.raises(ValueError, match=f"pass `{left_out}`"):
+        resolve_backbone(folder, **said)
 
 
 def test_what_a_family_decodes_with(tmp_path):

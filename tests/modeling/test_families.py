@@ -1,5 +1,6 @@
 """Every family's checkpoints load into the native class and give its logits."""
 
+import json
 import logging
 
 import pytest
@@ -125,3 +126,17 @@ def test_one_line_says_what_was_chosen(folder, family, caplog):
     assert f"loaded into the native {native}, {pattern}" in line
     assert ("shifted by one" in line) is shift
     assert f"mask token {MASK}" in line
+
+
+@pytest.mark.parametrize("family", ["sdar", "llada", "Dream", "bert", "modernbert"])
+def test_weights_of_more_layers_than_the_config_has(folder, family):
+    name = "n_layers" if family == "llada" else "num_hidden_layers"
+    for seed in range(9):
+        path = folder(family, seed)
+        fields = json.loads((path / "config.json").read_text())
+        if fields[name] > 1:
+            break
+    changed = {name: fields[name] - 1, "layer_types": None}
+    (path / "config.json").write_text(json.dumps(fields | changed))
+    with pytest.raises(ValueError, match="belongs to a layer that the config does not have"):
+        MRPForDiffusionLM.from_backbone(path, num_mrp_layers=0)

@@ -386,3 +386,30 @@ def test_remote_code_works_where_the_package_cannot_be_imported(saved, tmp_path)
     assert torch.equal(found["new"], model.generate(IDS[:, :6], mrp_mode="direct", max_new_tokens=11))
     contents = [{file.name: file.read_bytes() for file in place.iterdir()} for place in (folder, tmp_path / "second")]
     assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("place", [0, 1, 17, -2])
+def test_every_element_of_a_backbone_counts(tiny_model, place):
+    backbone = tiny_model().backbone
+    before = backbone_fingerprint(backbone)
+    backbone.lm_head.weight.data.view(-1)[place] += 0.5
+    assert backbone_fingerprint(backbone) != before
+
+
+def test_numbers_that_a_config_computes_with_count(saved, tmp_path):
+    model, folder = saved
+    model.backbone.config.rms_norm_eps *= 2
+    try:
+        with pytest.raises(ValueError, match="was trained on a backbone with rms_norm_eps"):
+            MRPForDiffusionLM.from_pretrained(folder, backbone=model.backbone)
+    finally:
+        model.backbone.config.rms_norm_eps /= 2
+
+
+def test_the_backbone_is_not_overwritten_by_its_head(tiny_model, tmp_path):
+    tiny_model().backbone.save_pretrained(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    model = MRPForDiffusionLM.from_backbone(tmp_path, mask_token_id=63, block_length=4)
+    with pytest.raises(ValueError, match="is the folder of the backbone itself"):
+        model.save_pretrained(tmp_path, head_only=True)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

@@ -43,6 +43,10 @@ def test_refuses_missing_columns_and_empty_batches():
         DataCollatorForMRP(0, 4)([])
 
 
+def test_without_a_block_length_rows_are_as_wide_as_the_longest():
+    assert DataCollatorForMRP(0)([GOOD, GOOD])["input_ids"].shape == (2, len(GOOD["input_ids"]))
+
+
 def test_refuses_wrong_settings():
     with pytest.raises(ValueError, match="`block_length` must be at least 1, got 0"):
         DataCollatorForMRP(0, 0)

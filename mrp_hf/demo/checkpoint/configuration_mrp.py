@@ -122,7 +122,7 @@ class MRPConfig(PreTrainedConfig):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"`{name}` must be True or False, got {getattr(self, name)!r}.")
         for name in ("mrp_initializer_range", "logit_scale"):
-            if not getattr(self, name) > 0:
+            if not isinstance(getattr(self, name), int | float) or not getattr(self, name) > 0:
                 raise ValueError(f"`{name}` must be above 0, got {getattr(self, name)!r}.")
 
     def to_dict(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class BackboneFamily:
 
     Args:
         native_type: `model_type` of the transformers architecture that its weights are.
-        attention_pattern, logit_shift: as in `MRPConfig`. `None` where checkpoints of the family differ.
+        attention_pattern, logit_shift, logit_scale: as in `MRPConfig`. `None` where checkpoints of the family differ.
         attention_by_name: parts of a repository's name that tell the attention pattern, where the row leaves it open.
         native_fields: native config field by upstream field, where the names differ.
         required: values that upstream fields must have for the native architecture to be the same function.
@@ -35,11 +35,12 @@ class BackboneFamily:
 
     native_type: str
     attention_pattern: str | None
-    logit_shift: bool = False
+    logit_shift: bool | None = False
     attention_by_name: Mapping[str, str] = field(default_factory=dict)
     native_fields: Mapping[str, str] = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
     tensor_names: Mapping[str, str] = field(default_factory=dict)
+    logit_scale: float | None = 1.0
     scaled_logits_field: str | None = None
     mask_id_fields: tuple[str, ...] = ("mask_token_id",)
     mask_tokens: tuple[str, ...] = ()
@@ -111,8 +112,8 @@ FAMILIES: dict[str, BackboneFamily] = {
     # Native architectures under their own names: how such a checkpoint was trained to attend, only its owner knows.
     "qwen3": BackboneFamily("qwen3", "block_causal"),
     "qwen3_moe": BackboneFamily("qwen3_moe", "block_causal"),
-    "qwen2": BackboneFamily("qwen2", attention_pattern=None),
-    "llama": BackboneFamily("llama", attention_pattern=None),
+    "qwen2": BackboneFamily("qwen2", attention_pattern=None, logit_shift=None),
+    "llama": BackboneFamily("llama", attention_pattern=None, logit_shift=None, logit_scale=None),
     "sdar": _sdar("qwen3"),  # SDAR, TraDo
     "sdar_moe": _sdar("qwen3_moe"),
     # ML-GSAI/LLaDA, configuration_llada.py and modeling_llada.py: a Llama under OLMo's names.

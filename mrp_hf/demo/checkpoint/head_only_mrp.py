@@ -22,8 +22,9 @@ from .head_mrp import MRPHead
 logger = logging.getLogger(__name__)
 
 HEAD_PREFIX = "mrp_head."
-SAMPLES = 16  # elements of each tensor that the fingerprint reads
-COMPARED_FIELDS = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
+CHUNK = 2**22  # elements that the fingerprint reads at a time
+# Fields of a native config in which two equal backbones may differ.
+INCIDENTAL_FIELDS = ("use_cache", "initializer_range", "max_window_layers")
 BACKBONE_OPTIONS = ("dtype", "device_map", "attn_implementation")
 REPOSITORY_OPTIONS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
 # What the Auto classes add to a call; nothing here depends on it.
@@ -32,10 +33,12 @@ IGNORED_OPTIONS = ("_commit_hash", "adapter_kwargs", "code_revision")
 
 @torch.no_grad()
 def backbone_fingerprint(backbone: PreTrainedModel) -> str | None:
-    """SHA-256 over names, shapes and a few elements of a backbone's tensors; `None` where they are not as they were
-    saved: quantised, rounded to float16, or offloaded.
+    """SHA-256 over names, shapes and checksums of a backbone's tensors; `None` where they are not as they were saved:
+    quantised, rounded to float16, or offloaded.
 
-    Elements are read as bfloat16, so that a backbone has one fingerprint in bfloat16 and float32.
+    Elements are read as bfloat16, so that a backbone has one fingerprint in bfloat16 and float32. A checksum is the sum
+    of all elements' bits, each times an odd number of its place's, in wrapping 64-bit integers: exact, so equal on
+    every device.
     """
     if getattr(backbone, "is_quantized", False) or getattr(backbone, "hf_quantizer", None) is not None:
         return None
@@ -43,21 +46,30 @@ def backbone_fingerprint(backbone: PreTrainedModel) -> str | None:
     for name, tensor in sorted(backbone.state_dict().items()):
         if tensor.is_meta or tensor.dtype == torch.float16:
             return None
-        flat = tensor.reshape(-1)
-        places = [i * (len(flat) - 1) // (SAMPLES - 1) for i in range(SAMPLES)] if len(flat) else []
-        values = flat[torch.tensor(places, dtype=torch.long, device=flat.device)].to(torch.bfloat16)
-        digest.update(f"{name} {tuple(tensor.shape)} {values.view(torch.int16).tolist()}\n".encode())
+        digest.update(f"{name} {tuple(tensor.shape)} {_checksum(tensor.reshape(-1))}\n".encode())
     return f"sha256:{digest.hexdigest()}"
 
 
+def _checksum(flat: Tensor) -> int:
+    total = 0
+    for start in range(0, len(flat), CHUNK):
+        bits = flat[start : start + CHUNK].to(torch.bfloat16).view(torch.int16).long()
+        place = torch.arange(start, start + len(bits), device=flat.device)
+        total += int((bits * (place * 0x9E3779B1 * 2 + 1)).sum())
+    return total % 2**64
+
+
 @contextmanager
-def saving_head_only(model: Any, state_dict: dict[str, Tensor] | None) -> Iterator[dict[str, Tensor]]:
+def saving_head_only(
+    model: Any, state_dict: dict[str, Tensor] | None, folder: str | os.PathLike[str]
+) -> Iterator[dict[str, Tensor]]:
     """The head's tensors under their names in the model; inside, `model.config` says that they are all there is.
 
     A folder of the backbone is written with its full path, to be found from every working directory.
 
     Raises:
-        ValueError: if there is no head, or no name by which loading would find the backbone.
+        ValueError: if there is no head, no name by which loading would find the backbone, or the backbone is in
+            `folder`, where it would be overwritten.
     """
     config: MRPConfig = model.config
     if model.mrp_head is None:
@@ -68,6 +80,8 @@ def saving_head_only(model: Any, state_dict: dict[str, Tensor] | None) -> Iterat
             "that loading is to fetch the backbone from."
         )
     name = config.backbone_name_or_path
+    if os.path.isdir(name) and os.path.isdir(folder) and os.path.samefile(name, folder):
+        raise ValueError(f"`head_only=True`, but {name!r} is the folder of the backbone itself: save into another one.")
     if os.path.isdir(name):
         config.backbone_name_or_path = os.path.abspath(name)
     config.mrp_head_only, config.backbone_fingerprint = True, backbone_fingerprint(model.backbone)
@@ -208,9 +222,12 @@ def _load_backbone(
 
 def _check_fits(where: str, wanted: PreTrainedConfig, found: PreTrainedConfig) -> None:
     """Raise a `ValueError` before anything is loaded if a backbone cannot be the one that a head was trained on."""
-    for name in COMPARED_FIELDS:
-        if getattr(found, name, None) != getattr(wanted, name):
+    incidental = {*PreTrainedConfig().to_dict(), *INCIDENTAL_FIELDS}
+    fields, others = ({**config.to_dict(), "model_type": config.model_type} for config in (wanted, found))
+    first = ["model_type", "vocab_size", "hidden_size", "num_hidden_layers"]
+    for name in (*first, *sorted(fields.keys() & others.keys() - incidental)):
+        if others.get(name) != fields.get(name):
             raise ValueError(
-                f"{where} was trained on a backbone with {name}={getattr(wanted, name)!r}, this one has "
-                f"{getattr(found, name, None)!r}: pass the backbone that it was trained on as `backbone=...`."
+                f"{where} was trained on a backbone with {name}={fields.get(name)!r}, this one has "
+                f"{others.get(name)!r}: pass the backbone that it was trained on as `backbone=...`."
             )

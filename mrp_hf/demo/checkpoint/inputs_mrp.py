@@ -139,7 +139,7 @@ def row_seeds(config: MRPGenerationConfig, rows: int, device: torch.device) -> T
         raise ValueError(
             f"`seed` lists {len(seed)} seeds for {prompts} prompts: give one a prompt, or a single number."
         )
-    if not config.do_sample:
+    if not config.do_sample and config.remasking_strategy != "random":
         return torch.zeros(rows, dtype=torch.long, device=device)
     if seed is None:
         seed = int(torch.randint(2**62, ()).item())
