@@ -20,6 +20,7 @@ class BlockCausalDenoiser(Denoiser):
 
     Args:
         use_head (`bool`): whether the head will be called, so that its cache and its inputs are kept.
+        most_candidates (`int`): most states that a forward packs.
     """
 
     def __init__(
@@ -30,11 +31,12 @@ class BlockCausalDenoiser(Denoiser):
         chooser: TokenChooser,
         lookahead_steps: int = 0,
         use_head: bool = False,
+        most_candidates: int = 1,
     ):
         super().__init__(model, rows, rule, chooser, lookahead_steps)
         canvas, device = rows.tokens.shape[1], rows.tokens.device
         # Behind the canvas: a riding block and the candidates of a row that is in its last block.
-        capacity = canvas + (lookahead_steps + 2) * rows.block_length
+        capacity = canvas + (most_candidates + 1) * rows.block_length
         self._cache = BlockCache(model.config.num_backbone_layers, len(rows), capacity, device)
         self._caches = model.config.backbone_caches  # otherwise nothing is ever committed
         self._head_cache: BlockCache | None = None

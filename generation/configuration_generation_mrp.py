@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from transformers import GenerationConfig
 
+from .candidates_mrp import MOST_POSITIONS
 from .reveal_mrp import STRATEGIES
 
 Mode = Literal["direct", "speculative", "remask"]
@@ -101,6 +102,9 @@ class MRPGenerationConfig(GenerationConfig):
             direct and speculative mode.
         mrp_drafter (`str`, *optional*): `"head"` drafts with the MRP head, `"backbone"` with the next-best picks of the
             backbone's own logits, which needs no head. Defaults to the head where it has been trained.
+        mrp_num_candidates (`int`, *optional*): states that speculative mode verifies in one forward, the certain one
+            included: the likeliest orders of the next reveals instead of one chain of K. Then K is the most steps that
+            they go ahead, 7 unless set.
         block_length (`int`, *optional*, defaults to the model's): tokens denoised together.
         denoising_steps (`int`, *optional*, defaults to `block_length`): steps that a block's reveals are spread over.
         remasking_strategy (`str`, *optional*, defaults to `"low_confidence_static"`, in remask mode to
@@ -125,6 +129,7 @@ class MRPGenerationConfig(GenerationConfig):
     mrp_mode: str | None
     mrp_num_lookahead_steps: Any
     mrp_drafter: str | None
+    mrp_num_candidates: int | None
     block_length: int | None
     denoising_steps: int | None
     remasking_strategy: Any
@@ -153,7 +158,14 @@ class MRPGenerationConfig(GenerationConfig):
         ):
             value = getattr(self, name)
             _check(value is None or value in allowed, name, value, f"choose one of {', '.join(allowed)}, or None")
-        counts = ("mrp_num_lookahead_steps", "block_length", "denoising_steps", "num_return_sequences", *_LENGTHS)
+        counts = (
+            "mrp_num_lookahead_steps",
+            "mrp_num_candidates",
+            "block_length",
+            "denoising_steps",
+            "num_return_sequences",
+            *_LENGTHS,
+        )
         for name in counts:
             value = getattr(self, name)
             _check(value is None or _is_count(value), name, value, "give a whole number of at least 1")
@@ -204,6 +216,8 @@ def resolve(
     mode = merged.get("mrp_mode")
     _check(mode is None or mode in MODES, "mrp_mode", mode, f"choose one of {', '.join(MODES)}, or None")
     mode_defaults = MODE_DEFAULTS.get(mode or "", {})
+    if merged.get("mrp_num_candidates") is not None:
+        mode_defaults = mode_defaults | {"mrp_num_lookahead_steps": MOST_POSITIONS}
     for name, value in {**DEFAULTS, **mode_defaults}.items():
         if merged.get(name) is None and not (name == "max_new_tokens" and merged.get("max_length") is not None):
             merged[name] = value

@@ -167,11 +167,12 @@ def _start_decode(
     elif bidirectional:
         denoiser = BidirectionalDenoiser(model, rows, rule, chooser, speculated)
     else:
-        denoiser = BlockCausalDenoiser(model, rows, rule, chooser, speculated, use_head)
+        most_candidates = config.mrp_num_candidates or speculated + 1
+        denoiser = BlockCausalDenoiser(model, rows, rule, chooser, speculated, use_head, most_candidates)
     if mode == "direct":
         return denoiser, decode_direct(denoiser, steps)
     if mode == "speculative":
-        return denoiser, decode_speculative(denoiser, steps, draft_with_head)
+        return denoiser, decode_speculative(denoiser, steps, draft_with_head, config.mrp_num_candidates)
     if mode == "remask":
         threshold = config.remask_threshold
         return denoiser, decode_remask(denoiser, config.confidence_threshold if threshold is None else threshold)

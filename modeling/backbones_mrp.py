@@ -219,9 +219,8 @@ def reading(where: str) -> Iterator[None]:
     Raises:
         ValueError: for a damaged file.
     """
-    report = logging.getLogger("transformers.modeling_utils")
-    level = report.level
-    report.setLevel(logging.ERROR)
+    log = logging.getLogger("transformers.modeling_utils")
+    log.addFilter(_is_no_report)
     try:
         yield
     except SafetensorError as error:
@@ -229,7 +228,11 @@ def reading(where: str) -> Iterator[None]:
             f"{where} cannot be read: a file is damaged or incomplete ({error}); fetch it again."
         ) from error
     finally:
-        report.setLevel(level)
+        log.removeFilter(_is_no_report)
+
+
+def _is_no_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
 
 
 def check_loaded(info: dict[str, Any], where: str, remedy: str, allow_mismatch: bool = False) -> None:

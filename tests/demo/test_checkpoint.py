@@ -59,5 +59,8 @@ def test_it_solves_held_out_problems_and_speculative_answers_are_the_same(
     speculative = decode(model, tokenizer, questions, batch_size=24, mrp_mode="speculative", mrp_num_lookahead_steps=3)
     assert speculative.tokens == plain.tokens
     assert sum(speculative.forwards) < 0.8 * sum(plain.forwards)
+    graph = decode(model, tokenizer, questions, batch_size=24, mrp_mode="speculative", mrp_num_candidates=16)
+    assert graph.tokens == plain.tokens
+    assert sum(graph.forwards) < 0.45 * sum(plain.forwards)
     scores = ExactAnswer().compute(predictions=plain.texts, references=[problem.total for problem in chosen])
     assert scores["exact_answer"] >= 0.9

@@ -22,6 +22,7 @@ FIELDS = {
     "remask_rule": "confidence",
     "remask_threshold": 0.2,
     "tie_ceiling": 0.9,
+    "mrp_num_candidates": 8,
     "entropy_bound": 0.3,
     "approximate_cache": "dual",
     "seed": 17,

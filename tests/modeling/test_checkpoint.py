@@ -302,6 +302,17 @@ def test_a_damaged_config_of_a_backbone_is_an_error(tmp_path):
         MRPForDiffusionLM.from_backbone(tmp_path)
 
 
+def test_a_checkpoint_that_fits_loads_without_a_word(tiny_model, tmp_path, capfd, caplog):
+    tiny_model().save_pretrained(tmp_path)
+    capfd.readouterr()
+    with caplog.at_level(logging.WARNING):
+        MRPForDiffusionLM.from_pretrained(tmp_path)
+    # Progress bars are no words.
+    shown = [line for line in capfd.readouterr().err.splitlines() if line.strip() and "Loading weights" not in line]
+    assert shown == []
+    assert caplog.text == ""
+
+
 def test_a_misfit_is_said_once(tiny_model, tmp_path, capsys, caplog):
     tiny_model(num_mrp_layers=1).save_pretrained(tmp_path)
     fields = json.loads((tmp_path / "config.json").read_text())

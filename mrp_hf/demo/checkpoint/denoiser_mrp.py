@@ -25,7 +25,7 @@ class Denoiser(ABC):
         model (`DiffusionLM`): the model.
         rows (`Rows`): the rows; the loops change them, the denoiser reads them.
         rule (`RevealRule`), chooser (`TokenChooser`): how a step reveals.
-        lookahead_steps (`int`): most candidates behind the certain one in a forward.
+        lookahead_steps (`int`): most steps that drafts go ahead of the certain state.
     """
 
     def __init__(
@@ -78,6 +78,14 @@ class Denoiser(ABC):
             spread(entropy_of(logits)) if self.rule.strategy == "entropy_bounded" else None,
             spread(keyed_lot(*keys, logits.shape[-1])) if self.rule.strategy == "random" else None,
         )
+
+    @property
+    def order_is_a_guess(self) -> bool:
+        """Whether steps reveal single tokens, in an order that only the logits tell, and always the same token of one
+        place: what is sampled depends on the step."""
+        one_a_step = self.rule.denoising_steps == self.rule.block_length
+        by_confidence = self.rule.strategy == "low_confidence_static" and self.rule.tie_ceiling is None
+        return one_a_step and by_confidence and self.chooser.warpers is None
 
     def reveal(self, states: State, hidden: Tensor) -> State:
         """One application of the reveal rule."""
