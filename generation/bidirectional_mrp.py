@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from .alignment_mrp import align
 from .denoiser_mrp import Denoiser
 from .masks_mrp import additive, bidirectional_visibility
 from .reveal_mrp import State
@@ -24,7 +25,7 @@ class BidirectionalDenoiser(Denoiser):
         ids = states.ids.view(len(rows), candidates, -1)[row, candidate]
         computed = self._compute(row, ids)
         hidden = computed.new_zeros(*valid.shape, *computed.shape[1:])
-        hidden[row, candidate] = self._align(computed)
+        hidden[row, candidate] = align(computed) if self.model.config.logit_shift else computed
         counts = valid.sum(-1)
         self.stats.forwards["verify"] += counts > 1
         self.stats.forwards["denoise"] += counts == 1
@@ -64,9 +65,3 @@ class BidirectionalDenoiser(Denoiser):
         columns = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         real = columns < self.rows.limits[row, None]
         return tokens, columns, additive(bidirectional_visibility(real), self.model.dtype)
-
-    def _align(self, hidden: Tensor) -> Tensor:
-        """Hidden states of the places that predict each place's token; place 0 has none before it."""
-        if not self.model.config.logit_shift:
-            return hidden
-        return torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mrp_hf.generation.alignment_mrp import align
 from mrp_hf.modeling.modeling_mrp import MRPForDiffusionLM
 from mrp_hf.training.layout import Layout
 from mrp_hf.training.prefix import PrefixCache
@@ -40,7 +41,7 @@ def run_teacher(model: MRPForDiffusionLM, layout: Layout, clean_ids: Tensor, noi
     noisy = [model.backbone_hidden_states(ids, layout.columns, layout.noisy_mask, cache) for ids in noisy_ids]
     if model.config.logit_shift:
         noisy = [_align(hidden, clean, layout.columns, model.config.block_length) for hidden in noisy]
-        clean = None if clean is None else _shift(clean)
+        clean = None if clean is None else align(clean)
     return TeacherStates(clean, noisy)
 
 
@@ -63,15 +64,10 @@ def run_student(
         yield accumulator
 
 
-def _shift(hidden: Tensor) -> Tensor:
-    """Each place's predecessor; place 0 has none and keeps its own."""
-    return torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
-
-
 def _align(noisy: Tensor, clean: Tensor | None, columns: Tensor, block_length: int | None) -> Tensor:
     """What predicts the tokens of a noisy copy: its own hidden states one place before, and at the start of a block the
     clean copy's, because the block before stands there in its finished form."""
-    shifted = _shift(noisy)
+    shifted = align(noisy)
     if clean is None:
         return shifted
     assert block_length is not None

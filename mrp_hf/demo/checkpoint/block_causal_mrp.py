@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .alignment_mrp import align
 from .cache_mrp import BlockCache
 from .denoiser_mrp import Denoiser
 from .masks_mrp import Packing, pack_candidates
@@ -114,7 +115,7 @@ class BlockCausalDenoiser(Denoiser):
         start = self.rows.positions()[:, :1]
         before = self._clean_at(self._predecessors(start)).unsqueeze(1).expand(-1, own.shape[1], -1, -1)
         before = torch.where((start == 0)[:, :, None, None], own[:, :, :1], before)
-        return torch.cat([before, own[:, :, :-1]], dim=2)
+        return align(own, before)
 
     def _predecessors(self, columns: Tensor) -> Tensor:
         """Where the hidden states stand that predict the tokens in `columns`."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from .alignment_mrp import align
 from .configuration_generation_mrp import MRPGenerationConfig
 from .generation_mrp import MRPGenerationMixin
 from .masks_mrp import (
@@ -339,8 +340,7 @@ class MRPForDiffusionLM(PreTrainedModel, MRPGenerationMixin):
         if self.config.logit_shift:
             if cache is not None:
                 raise ValueError("`cache` cannot be used here where logits are shifted: call `backbone_hidden_states`.")
-            before = torch.cat([hidden[:, :1], hidden[:, :-1]], dim=1)
-            hidden = torch.where(position_ids.unsqueeze(-1) == 0, hidden, before)
+            hidden = torch.where(position_ids.unsqueeze(-1) == 0, hidden, align(hidden))
         output = MRPOutput(logits=self.project(hidden), last_hidden_state=hidden)
         if revealed_ids is not None:
             predicted = self._head(revealed_ids, hidden, position_ids, mask, mrp_cache)
