@@ -43,6 +43,10 @@ class BidirectionalDenoiser(Denoiser):
     def keep(self, candidate: Tensor, full: Tensor) -> None:
         """Nothing is kept: what a place saw has changed with every token revealed."""
 
+    def next_block(self, reached_hidden: Tensor) -> Tensor:
+        """Those of the full candidate: its canvas is the one that the next block begins with."""
+        return reached_hidden
+
     def of_block(self, hidden: Tensor) -> Tensor:
         places = self._places()
         places = places.view(len(places), *(1,) * (hidden.ndim - 3), -1, 1)

@@ -6,6 +6,9 @@ each other. The rule, for block-causal backbones (SDAR, arXiv 2510.06303; block 
 
     a token sees the clean copy's earlier blocks, and its own block in its own copy.
 
+A copy may stand behind another one instead of behind the clean text alone: the next block's masks behind a candidate
+that may turn out to finish the block before. It sees that copy's earlier blocks as well.
+
 Several documents in one row need no further rule: number their blocks consecutively and let `first_block` say where a
 token's own document starts.
 """
@@ -33,12 +36,15 @@ def block_causal_visibility(
     query_block: Tensor,
     key_copy: Tensor | None = None,
     key_block: Tensor | None = None,
+    behind: Tensor | None = None,
 ) -> Tensor:
     """Which keys each query sees, as a boolean tensor (batch, queries, keys).
 
     Args:
         query_copy, query_block (`Tensor` of shape (batch, queries)): copy and block number of each query.
         key_copy, key_block (`Tensor` of shape (batch, keys), *optional*): the same of the keys; default the queries'.
+        behind (`Tensor` of shape (batch, queries), *optional*): the copy that each query's copy stands behind; `CLEAN`
+            for none.
 
     Padding has copy and block `PADDING`: no real token sees it, and it sees padding alone, itself at least, so that
     no softmax row is empty.
@@ -47,9 +53,11 @@ def block_causal_visibility(
     key_block = query_block if key_block is None else key_block
     query_copy, query_block = query_copy.unsqueeze(-1), query_block.unsqueeze(-1)
     key_copy, key_block = key_copy.unsqueeze(-2), key_block.unsqueeze(-2)
-    earlier_clean = (key_copy == CLEAN) & (key_block < query_block)
+    before = key_copy == CLEAN
+    if behind is not None:
+        before = before | (key_copy == behind.unsqueeze(-1))
     own_block = (key_copy == query_copy) & (key_block == query_block)
-    return earlier_clean | own_block
+    return (before & (key_block < query_block)) | own_block
 
 
 def bidirectional_visibility(real: Tensor) -> Tensor:
@@ -68,7 +76,7 @@ def blocks_of(copies: Tensor, position_ids: Tensor, block_length: int) -> Tensor
 
 
 class Packing(NamedTuple):
-    """Where the tokens of one packed forward stand: ``[clean tokens not yet cached | candidate 1 | ...]``."""
+    """Where the tokens of a packed forward stand: ``[clean tokens not cached | candidate 1 | ... | next block]``."""
 
     clean_columns: Tensor  # (rows, width): positions of the clean tokens; padded at the end
     clean_lengths: Tensor  # (rows,): how many of them are real
@@ -77,7 +85,12 @@ class Packing(NamedTuple):
 
 
 def pack_candidates(
-    cached: Tensor, finished: Tensor, state_positions: Tensor, valid: Tensor, dtype: torch.dtype
+    cached: Tensor,
+    finished: Tensor,
+    state_positions: Tensor,
+    valid: Tensor,
+    dtype: torch.dtype,
+    full: Tensor | None = None,
 ) -> Packing:
     """Positions and mask of a forward that reads a cache and packs several candidates of each row's current block.
 
@@ -90,16 +103,24 @@ def pack_candidates(
         state_positions (`Tensor` of shape (rows, block_length)): positions of the current block.
         valid (`Tensor` of shape (rows, candidates)): candidates that are real; the others become padding.
         dtype (`torch.dtype`): dtype of the mask.
+        full (`Tensor` of shape (rows,), *optional*): number of a candidate without masks, -1 for none: the next block
+            is packed too, behind that candidate.
     """
     rows, candidates = valid.shape
     block_length = state_positions.shape[1]
+    positions = state_positions.repeat(1, candidates)
+    behind = torch.full_like(valid, CLEAN, dtype=torch.long)
+    if full is not None:
+        positions = torch.cat([positions, state_positions + block_length], dim=1)
+        valid = torch.cat([valid, (full >= 0)[:, None]], dim=1)
+        behind = torch.cat([behind, full.clamp(min=0)[:, None] + 1], dim=1)
     clean_lengths = finished - cached
     width = int(clean_lengths.max())
     clean_columns = cached[:, None] + torch.arange(width, device=cached.device)
     clean_real = clean_columns < finished[:, None]
 
-    position_ids = torch.cat([clean_columns, state_positions.repeat(1, candidates)], dim=1)
-    own_copy = torch.arange(1, candidates + 1, device=cached.device).where(valid, PADDING)
+    position_ids = torch.cat([clean_columns, positions], dim=1)
+    own_copy = torch.arange(1, valid.shape[1] + 1, device=cached.device).where(valid, PADDING)
     copies = torch.cat(
         [torch.where(clean_real, CLEAN, PADDING), own_copy.repeat_interleave(block_length, dim=1)], dim=1
     )
@@ -110,5 +131,6 @@ def pack_candidates(
     written = cached[:, None] + torch.arange(copies.shape[1], device=cached.device)
     key_copies = cached_copies.scatter(1, written, copies)
     key_blocks = blocks_of(cached_copies, columns, block_length).scatter(1, written, blocks)
-    visible = block_causal_visibility(copies, blocks, key_copies, key_blocks)
+    behind = torch.cat([torch.full_like(clean_columns, CLEAN), behind.repeat_interleave(block_length, dim=1)], dim=1)
+    visible = block_causal_visibility(copies, blocks, key_copies, key_blocks, behind)
     return Packing(clean_columns, clean_lengths, position_ids, additive(visible, dtype))

@@ -19,9 +19,10 @@ def decode_speculative(
     2. Walk: while the rule, applied to the backbone's logits at a candidate, gives another candidate, go on to it. Each
        row walks on its own.
     3. The rule at the last candidate reached gives the row's next state, which is certain whatever was drafted.
-    4. A candidate that was reached without masks leaves its keys and values in the cache.
+    4. A candidate that was reached without masks leaves its keys and values in the cache, and the next block, packed
+       behind it, has had its first forward.
     5. Draft behind the certain state: a chain of K states, or a graph of `num_candidates`. A row that has just entered
-       a block has nothing to draft from yet: its only candidate is the masked block itself.
+       a block without that forward has nothing to draft from yet: its only candidate is the masked block itself.
 
     Every step is one that plain decoding makes too, so the output is the same for any drafter.
     """
@@ -43,6 +44,13 @@ def decode_speculative(
         denoiser.keep(reached, reached_full)
         block_before = rows.block
         rows.advance(following.pick(reached))
+        entered = reached_full & rows.active
+        next_hidden = denoiser.next_block(reached_hidden) if entered.any() else None
+        if next_hidden is not None:
+            block_before = torch.where(entered, rows.block, block_before)
+            places = (-1, *(1,) * (next_hidden.ndim - 1))
+            reached_hidden = torch.where(entered.view(places), next_hidden, reached_hidden)
+            _first_step(denoiser, entered, reached_hidden)
         yield
         drafting = (rows.block == block_before) & rows.active
         if as_graph:
@@ -53,6 +61,13 @@ def decode_speculative(
         else:
             steps = lookahead_steps if num_candidates is None else num_candidates - 1
             candidates = _draft_chain(denoiser, reached_hidden, drafting, steps, draft_with_head)
+
+
+def _first_step(denoiser: Denoiser, entered: Tensor, hidden: Tensor) -> None:
+    """The first step of the blocks that rows have `entered` (rows,), from hidden states that are there already."""
+    state = denoiser.rows.state()
+    first = denoiser.reveal(State(state.ids, state.masked & entered[:, None], state.step), hidden)
+    denoiser.rows.advance(State(first.ids, torch.where(entered[:, None], first.masked, state.masked), first.step))
 
 
 def _draft_chain(

@@ -36,8 +36,8 @@ class BlockCausalDenoiser(Denoiser):
     ):
         super().__init__(model, rows, rule, chooser, lookahead_steps)
         canvas, device = rows.tokens.shape[1], rows.tokens.device
-        # Behind the canvas: a riding block and the candidates of a row that is in its last block.
-        capacity = canvas + (most_candidates + 1) * rows.block_length
+        # Behind the canvas: a riding block, the candidates of a row that is in its last block, other rows' next blocks.
+        capacity = canvas + (most_candidates + 2) * rows.block_length
         self._cache = BlockCache(model.config.num_backbone_layers, len(rows), capacity, device)
         self._caches = model.config.backbone_caches  # otherwise nothing is ever committed
         self._head_cache: BlockCache | None = None
@@ -50,25 +50,36 @@ class BlockCausalDenoiser(Denoiser):
         self._clean_hidden: Tensor | None = None
         self._candidates_hidden: Tensor | None = None
         self._states_offset = torch.zeros_like(self._cache.committed)
+        self._next_hidden: Tensor | None = None
 
     def backbone(self, states: State, valid: Tensor | None = None) -> Tensor:
         active = self.rows.active[:, None]
         candidates = states.ids.shape[1] if states.ids.ndim == 3 else 1
         valid = active.expand(-1, candidates) if valid is None else valid & active
-        packing = self._pack(self._cache, self.rows.finished_length, valid)
-        clean_ids = self.rows.tokens.gather(1, packing.clean_columns)
+        full = self._full_candidate(states, valid)
+        packing = self._pack(self._cache, self.rows.finished_length, valid, full)
+        ids = [self.rows.tokens.gather(1, packing.clean_columns), states.ids.flatten(1)]
+        if full is not None:
+            ids.append(torch.full_like(self.rows.positions(), self.model.config.mask_token_id))
         hidden = self.model.backbone_hidden_states(
-            torch.cat([clean_ids, states.ids.flatten(1)], dim=1),
+            torch.cat(ids, dim=1),
             packing.position_ids,
             packing.attention_mask,
             cache=self._cache if self._caches else None,
         )
         width = packing.clean_columns.shape[1]
-        own = hidden[:, width:].unflatten(1, (candidates, -1))
+        own = hidden[:, width:].unflatten(1, (-1, self.rows.block_length))
+        if full is not None:
+            own, self._next_hidden = own[:, :-1], own[:, -1]
+            if self.model.config.logit_shift:
+                every = torch.arange(len(full), device=full.device)
+                self._next_hidden = align(self._next_hidden, own[every, full.clamp(min=0)][:, -1:])
         if self._keeps_hidden:
             self._remember_clean(packing, hidden[:, :width])
             self._candidates_hidden = own
         self._count_forward(valid, packing.clean_lengths)
+        if full is not None:
+            self.stats.query_tokens += (full >= 0) * self.rows.block_length
         self._clean_length = self._cache.committed + packing.clean_lengths
         if self._caches:
             self._cache.commit(packing.clean_lengths)
@@ -104,8 +115,21 @@ class BlockCausalDenoiser(Denoiser):
             columns = self.rows.positions()[rows]
             self._clean_hidden[rows[:, None], columns] = self._candidates_hidden[rows, candidate[rows]]
 
+    def next_block(self, reached_hidden: Tensor) -> Tensor:
+        assert self._next_hidden is not None, "no candidate of the last forward was full"
+        return self._next_hidden
+
     def of_block(self, hidden: Tensor) -> Tensor:
         return hidden
+
+    def _full_candidate(self, states: State, valid: Tensor) -> Tensor | None:
+        """Number (rows,) of a candidate without masks in rows that go on behind it, else -1; `None` if all are -1."""
+        full = valid & ~states.masked.view(*valid.shape, -1).any(-1)
+        goes_on = self.rows.finished_length + self.rows.block_length < self.rows.limits
+        full = full & goes_on[:, None]
+        if not full.any():
+            return None
+        return torch.where(full.any(-1), full.int().argmax(-1), -1)
 
     def _align(self, own: Tensor) -> Tensor:
         """Hidden states (rows, candidates, block_length, hidden) of the places that predict the block's tokens."""
@@ -125,12 +149,12 @@ class BlockCausalDenoiser(Denoiser):
         assert self._clean_hidden is not None, "the backbone has not run yet"
         return self._clean_hidden.gather(1, columns[:, :, None].expand(-1, -1, self._clean_hidden.shape[-1]))
 
-    def _pack(self, cache: BlockCache, finished: Tensor, valid: Tensor) -> Packing:
+    def _pack(self, cache: BlockCache, finished: Tensor, valid: Tensor, full: Tensor | None = None) -> Packing:
         # A finished row takes part as padding: nothing of it rides along any more, and it writes at the front, because
         # other rows may have more to write than there is room behind its end.
         cache.forget(~self.rows.active)
         finished = finished.masked_fill(~self.rows.active, 0)
-        return pack_candidates(cache.committed, finished, self.rows.positions(), valid, self.model.dtype)
+        return pack_candidates(cache.committed, finished, self.rows.positions(), valid, self.model.dtype, full)
 
     def _remember_clean(self, packing: Packing, hidden: Tensor) -> None:
         if self._clean_hidden is None:

@@ -59,6 +59,17 @@ class Denoiser(ABC):
         """
 
     @abstractmethod
+    def next_block(self, reached_hidden: Tensor) -> Tensor | None:
+        """Hidden states (rows, ...) of the next block, all masked, behind a full candidate that the last forward held.
+
+        They mean something in rows that have reached that candidate and entered the block behind it: that block's first
+        forward is made already. `None` where it must be made anew.
+
+        Args:
+            reached_hidden (`Tensor` of shape (rows, ...)): hidden states of the candidates reached.
+        """
+
+    @abstractmethod
     def of_block(self, hidden: Tensor) -> Tensor:
         """The hidden states (..., block_length, hidden) of the current blocks' places."""
 
