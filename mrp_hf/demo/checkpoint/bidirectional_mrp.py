@@ -43,7 +43,7 @@ class BidirectionalDenoiser(Denoiser):
     def keep(self, candidate: Tensor, full: Tensor) -> None:
         """Nothing is kept: what a place saw has changed with every token revealed."""
 
-    def next_block(self, reached_hidden: Tensor) -> Tensor:
+    def next_block(self, reached_hidden: Tensor) -> Tensor | None:
         """Those of the full candidate: its canvas is the one that the next block begins with."""
         return reached_hidden
 

@@ -115,7 +115,7 @@ class BlockCausalDenoiser(Denoiser):
             columns = self.rows.positions()[rows]
             self._clean_hidden[rows[:, None], columns] = self._candidates_hidden[rows, candidate[rows]]
 
-    def next_block(self, reached_hidden: Tensor) -> Tensor:
+    def next_block(self, reached_hidden: Tensor) -> Tensor | None:
         assert self._next_hidden is not None, "no candidate of the last forward was full"
         return self._next_hidden
 
