@@ -1,6 +1,8 @@
 """Loading models for the commands: quiet, but for one line on standard error that says what was made of a backbone."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,6 +20,19 @@ class _Echo(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         typer.echo(record.getMessage(), err=True)
+
+
+@contextmanager
+def _echoed(log: logging.Logger) -> Iterator[None]:
+    """Inside, what `log` is told is shown, information included."""
+    handler, level = _Echo(), log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def load_checkpoint(
@@ -52,11 +67,8 @@ def load_backbone(name_or_path: str, **settings: Any) -> "tuple[MRPForDiffusionL
         model = MRPForDiffusionLM.from_backbone(demo.backbone, **(own | settings))
         model.generation_config = demo.generation_config
         return model, tokenizer
-    log = logging.getLogger("mrp_hf.modeling")
-    if not log.handlers:
-        log.addHandler(_Echo())
-        log.setLevel(logging.INFO)
-    model = MRPForDiffusionLM.from_backbone(name_or_path, **settings)
+    with _echoed(logging.getLogger("mrp_hf.modeling")):
+        model = MRPForDiffusionLM.from_backbone(name_or_path, **settings)
     trust = bool(settings.get("trust_remote_code"))
     return model, AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust)
 
