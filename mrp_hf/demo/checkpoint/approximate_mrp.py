@@ -123,9 +123,9 @@ class ApproximateDenoiser(BidirectionalDenoiser):
 
     def _compute_windows(self, row: Tensor, ids: Tensor, hidden: Tensor) -> Tensor:
         """`hidden` (n, canvas, hidden) with what the backbone gives for the current windows laid over it."""
-        tokens, _, _ = self._canvas(row, ids)
+        tokens = self._tokens(row, ids)
         canvas = tokens.shape[1]
-        start = self._places()[row, :1]
+        start = self.rows.positions()[row, :1]
         width = self.rows.block_length if self._kind == "dual" else canvas - int(start.min())
         columns = start + torch.arange(width, device=start.device)  # of shorter suffixes, some lie behind the canvas
         inside = columns.clamp(max=canvas - 1)

@@ -198,6 +198,7 @@ def load_backbone(
             f"{where} do not fit its config.json: {too_many[0]} belongs to a layer that the config does not have; take "
             "both from the same place."
         )
+    warn_of_unused(info, where)
     if names:
         backbone._weight_conversions = None  # else saving it would turn the renaming round, under the native config
     return backbone
@@ -244,6 +245,10 @@ def check_loaded(info: dict[str, Any], where: str, remedy: str, allow_mismatch: 
         )
     if info["missing_keys"]:
         raise ValueError(f"{where} do not fit its config.json: {_first(info['missing_keys'])} missing; {remedy}")
+
+
+def warn_of_unused(info: dict[str, Any], where: str) -> None:
+    """Say which tensors of a load have no place in the model."""
     if info["unexpected_keys"]:
         logger.warning("Of %s, %s not used.", where, _first(info["unexpected_keys"]))
 

@@ -48,13 +48,9 @@ class BidirectionalDenoiser(Denoiser):
         return reached_hidden
 
     def of_block(self, hidden: Tensor) -> Tensor:
-        places = self._places()
+        places = self.rows.positions()
         places = places.view(len(places), *(1,) * (hidden.ndim - 3), -1, 1)
         return hidden.gather(-2, places.expand(*hidden.shape[:-2], -1, hidden.shape[-1]))
-
-    def _places(self) -> Tensor:
-        """Canvas columns (rows, block_length) of the current blocks."""
-        return self.rows.positions()
 
     def _compute(self, row: Tensor, ids: Tensor) -> Tensor:
         """Hidden states (n, canvas, hidden), not aligned, of the canvases that `_canvas` makes."""
@@ -63,9 +59,12 @@ class BidirectionalDenoiser(Denoiser):
     def _run(self, row: Tensor, ids: Tensor, cache: Cache | None) -> Tensor:
         return self.model.backbone_hidden_states(*self._canvas(row, ids), cache=cache)
 
+    def _tokens(self, row: Tensor, ids: Tensor) -> Tensor:
+        return self.rows.tokens[row].scatter(1, self.rows.positions()[row], ids)
+
     def _canvas(self, row: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, positions and mask of the canvases of `row` (n,), with `ids` (n, block_length) as current blocks."""
-        tokens = self.rows.tokens[row].scatter(1, self._places()[row], ids)
+        tokens = self._tokens(row, ids)
         columns = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         real = columns < self.rows.limits[row, None]
         return tokens, columns, additive(bidirectional_visibility(real), self.model.dtype)

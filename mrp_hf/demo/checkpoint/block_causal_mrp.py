@@ -56,7 +56,7 @@ class BlockCausalDenoiser(Denoiser):
         active = self.rows.active[:, None]
         candidates = states.ids.shape[1] if states.ids.ndim == 3 else 1
         valid = active.expand(-1, candidates) if valid is None else valid & active
-        full = self._full_candidate(states, valid)
+        full = self._full_candidate(states, valid) if candidates > 1 else None  # a certain state alone is never full
         packing = self._pack(self._cache, self.rows.finished_length, valid, full)
         ids = [self.rows.tokens.gather(1, packing.clean_columns), states.ids.flatten(1)]
         if full is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .backbones_mrp import check_loaded, reading
+from .backbones_mrp import check_loaded, reading, warn_of_unused
 from .configuration_mrp import CODE_VERSION, MRPConfig
 from .head_only_mrp import HEAD_PREFIX, REPOSITORY_OPTIONS, load_head_only
 from .published_mrp import KEY_MAPPING, fields_of_published, is_published
@@ -77,6 +77,7 @@ def load_checkpoint(
             f"{where} do not fit its config.json: {left_over[0]} is not in a head of {model.config.num_mrp_layers} "
             f"layers; {remedy}"
         )
+    warn_of_unused(info, where)
     if is_ours:
         _compare_versions(name, model.config.mrp_code_version)
     else:

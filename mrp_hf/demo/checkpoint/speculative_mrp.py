@@ -108,8 +108,7 @@ def _draft_graph(
         hidden = denoiser.head(state, hidden)
     proposal = denoiser.propose(state, hidden)
     confidence = proposal.confidence.masked_fill(~state.masked, 0.0)
-    grown = grow(root, proposal.tokens, confidence, num_candidates, depth)
-    return grown
+    return grow(root, proposal.tokens, confidence, num_candidates, depth)
 
 
 def _count(denoiser: Denoiser, candidates: Candidates, reached: Tensor) -> None:
